@@ -1,0 +1,85 @@
+# What can be done here: make help
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+# The Go release that builds what is shipped (compose/Dockerfile uses the same,
+# a test compares them) and whose standard library "make vuln" looks at.
+GO_RELEASE := 1.26.10
+
+# Narrow a run: make test PKG=./relay/... ARGS='-run Window -v'
+PKG  ?= ./...
+ARGS ?=
+
+# Starts one PostgreSQL (with -kafka: and an Apache Kafka) for all packages of a
+# test run, and ends it afterwards.
+STACK := go run ./internal/cmd/teststack
+
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+LDFLAGS := -s -w -X github.com/fenceline/fenceline/internal/version.injected=$(VERSION)
+
+.PHONY: help
+help: ## Show this list
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: test
+test: ## Run the tests against PostgreSQL and an in-process broker
+	$(STACK) -- go test $(ARGS) $(PKG)
+
+.PHONY: test-race
+test-race: ## Run the tests with the race detector on
+	$(STACK) -- go test -race $(ARGS) $(PKG)
+
+.PHONY: test-kafka
+test-kafka: ## Run the tests against Apache Kafka (needs Java 17 and Maven)
+	$(STACK) -kafka -- go test $(ARGS) $(PKG)
+
+.PHONY: long
+long: ## Run the long suites at full length, against Apache Kafka
+	FENCELINE_LONG=1 $(STACK) -kafka -- go test -timeout 2h $(ARGS) $(PKG)
+
+.PHONY: demo
+demo: ## Run the whole story, one command (ARGS=-keep leaves the servers running)
+	go run ./cmd/demo $(ARGS)
+
+.PHONY: build
+build: ## Build the programs into bin/
+	CGO_ENABLED=0 go build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/...
+
+.PHONY: fmt
+fmt: ## Format all Go code
+	gofmt -w .
+
+.PHONY: tidy
+tidy: ## Tidy the modules: ours and those of the pinned tools
+	go mod tidy
+	go -C tools/lint mod tidy
+	go -C tools/vuln mod tidy
+
+.PHONY: lint
+lint: bin/golangci-lint ## Check formatting, modules, go vet and the linters
+	@unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then echo "not formatted, run make fmt:"; echo "$$unformatted"; exit 1; fi
+	go mod tidy -diff
+	go vet ./...
+	bin/golangci-lint run
+
+.PHONY: vuln
+vuln: bin/govulncheck ## Look for known vulnerabilities in what is built
+	go run ./internal/cmd/vulncheck -govulncheck bin/govulncheck -toolchain go$(GO_RELEASE) ./...
+
+.PHONY: ci
+ci: ## Run what the build machine runs
+	CI=true .ci/run
+
+.PHONY: clean
+clean: ## Remove bin/ (the caches of Go and of the servers stay)
+	rm -rf bin
+
+# The tools are pinned in modules of their own, so that their dependencies don't
+# become ours. They are built again only when their pins move.
+bin/golangci-lint: tools/lint/go.mod tools/lint/go.sum
+	go build -C tools/lint -trimpath -o $(CURDIR)/$@ github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+	@touch $@
+
+bin/govulncheck: tools/vuln/go.mod tools/vuln/go.sum
+	go build -C tools/vuln -trimpath -o $(CURDIR)/$@ golang.org/x/vuln/cmd/govulncheck
+	@touch $@
