@@ -1,0 +1,1 @@
+alter table @schema@.fence drop column note;

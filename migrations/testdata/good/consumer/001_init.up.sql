@@ -1,0 +1,2 @@
+-- min-library: 1
+create table @schema@.guard (stream text primary key);

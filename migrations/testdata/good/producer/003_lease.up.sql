@@ -1,0 +1,2 @@
+-- min-library: 2
+create table @schema@.lease (key text primary key);

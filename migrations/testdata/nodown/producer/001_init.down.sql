@@ -1,0 +1,3 @@
+drop table @schema@.event;
+drop table @schema@.setting;
+drop table @schema@.fence;

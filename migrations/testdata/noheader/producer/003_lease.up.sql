@@ -1,0 +1,2 @@
+-- the newest
+create table @schema@.lease (key text primary key);
