@@ -1,0 +1,29 @@
+package fencing
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Advance advances the fence of key inside the caller's transaction, for those
+// whose lease lives elsewhere (etcd, Kubernetes, a cron table). It must be the
+// transaction, or come before the moment, in which the new holder becomes the
+// holder. token is the number that the other system has given, from 1 to 2^62:
+// a larger one than the fence's is taken, the same one again is a no-op, a
+// smaller one gives ErrStale. Zero takes the next one.
+//
+// A managed lease of the key ends with it. The login needs the role
+// fenceline_advancer, which producers should not have.
+func (f *Fences) Advance(ctx context.Context, tx pgx.Tx, key string, token int64) (Position, error) {
+	if err := validateKey(key); err != nil {
+		return Position{}, err
+	}
+	var want *int64
+	if token != 0 {
+		want = &token
+	}
+	p := Position{Key: key}
+	err := tx.QueryRow(ctx, f.sql.advance, key, want).Scan(&p.Epoch, &p.Token)
+	return p, translate(err)
+}

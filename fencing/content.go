@@ -1,0 +1,81 @@
+package fencing
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"unicode/utf8"
+)
+
+// Content names one commit and says what it commits.
+//
+// Everything that determines the effect of the commit belongs into Bytes: a
+// retry is answered "replayed" when they are the same and "conflict" when they
+// differ, whatever its callback would write this time. Serialise once and keep
+// the bytes; a retry that serialises anew may order its fields differently.
+type Content struct {
+	// Step names one of several commits under one token. At most 128 bytes of
+	// UTF-8; empty only for a lease that commits once.
+	Step string
+	// Type is the content type of Bytes. It is part of the digest.
+	Type string
+	// Bytes is the content.
+	Bytes []byte
+}
+
+// digestAlgo is stored beside each digest: only digests of one algorithm are
+// ever compared.
+const digestAlgo = "sha256/raw/1"
+
+// Digest is what the receipt keeps of the content: SHA-256 over a framed
+// preimage, so that no two different contents share one:
+//
+//	"fenceline-content" 0x01 · uint64(len(Type)) Type · uint64(len(Bytes)) Bytes
+//
+// with lengths in big-endian order. Neither the step nor the position is in it.
+func (c Content) Digest() [sha256.Size]byte {
+	h := sha256.New()
+	var n [8]byte
+	h.Write([]byte("fenceline-content\x01"))
+	binary.BigEndian.PutUint64(n[:], uint64(len(c.Type)))
+	h.Write(n[:])
+	h.Write([]byte(c.Type))
+	binary.BigEndian.PutUint64(n[:], uint64(len(c.Bytes)))
+	h.Write(n[:])
+	h.Write(c.Bytes)
+	return [sha256.Size]byte(h.Sum(nil))
+}
+
+func (c Content) validate() error {
+	switch {
+	case len(c.Step) > 128:
+		return &InvalidError{"step", "has more than 128 bytes"}
+	case !validText(c.Step):
+		return &InvalidError{"step", "is not UTF-8 without NUL"}
+	}
+	return nil
+}
+
+func validateKey(key string) error {
+	switch {
+	case key == "":
+		return &InvalidError{"key", "is empty: name what the lease is for, in 1 to 512 bytes of UTF-8"}
+	case len(key) > 512:
+		return &InvalidError{"key", "has more than 512 bytes"}
+	case !validText(key):
+		return &InvalidError{"key", "is not UTF-8 without NUL"}
+	}
+	return nil
+}
+
+// PostgreSQL's text has no NUL.
+func validText(s string) bool {
+	if !utf8.ValidString(s) {
+		return false
+	}
+	for i := range len(s) {
+		if s[i] == 0 {
+			return false
+		}
+	}
+	return true
+}

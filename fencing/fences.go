@@ -1,0 +1,144 @@
+package fencing
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/fenceline/fenceline/internal/schema"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// Config configures [New]. The zero value is usable.
+type Config struct {
+	// Schema is the schema that the migrations were applied to. Defaults to
+	// "fenceline".
+	Schema string
+	// Holder names this process in leases, in what a loser of a lease is told
+	// and in the history of turns. Defaults to host name and process id.
+	Holder string
+	// CommitTimeout replaces the caller's deadline from the moment at which
+	// COMMIT is sent: a COMMIT that is cancelled has an unknown outcome.
+	// Defaults to 30 s.
+	CommitTimeout time.Duration
+	// GateTimeout bounds how long a commit by plain position may be idle, or
+	// busy in one statement, behind the gate; then the database ends its
+	// session, so that a paused holder cannot block the takeover. A commit by
+	// lease uses the lease's own. Defaults to 15 s.
+	GateTimeout time.Duration
+	// System selects the toolkit's own leases, whose keys begin with
+	// "fenceline:" (the relay's), and the functions that its role may call.
+	// Defaults to false.
+	System bool
+	// AllowUnsafeDatabase lets New accept a server with fsync or
+	// full_page_writes off, on which no promise holds. For tests on throw-away
+	// servers. Defaults to false.
+	AllowUnsafeDatabase bool
+	// Logger receives what a lease's renewals meet. Defaults to slog.Default.
+	Logger *slog.Logger
+}
+
+func (c Config) withDefaults() Config {
+	if c.Schema == "" {
+		c.Schema = schema.Default
+	}
+	if c.Holder == "" {
+		host, err := os.Hostname()
+		if err != nil {
+			host = "unknown"
+		}
+		c.Holder = fmt.Sprintf("%s/%d", host, os.Getpid())
+	}
+	if c.CommitTimeout == 0 {
+		c.CommitTimeout = 30 * time.Second
+	}
+	if c.GateTimeout == 0 {
+		c.GateTimeout = 15 * time.Second
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	return c
+}
+
+func (c Config) validate() error {
+	if err := schema.Validate(c.Schema); err != nil {
+		return fmt.Errorf("fencing: %w", err)
+	}
+	switch {
+	case len(c.Holder) > 255 || !validText(c.Holder):
+		return &InvalidError{"holder", "is not 1 to 255 bytes of UTF-8"}
+	case c.CommitTimeout < 0:
+		return &InvalidError{"commit timeout", fmt.Sprintf("is %v, want a positive duration", c.CommitTimeout)}
+	case c.GateTimeout < 0:
+		return &InvalidError{"gate timeout", fmt.Sprintf("is %v, want a positive duration", c.GateTimeout)}
+	}
+	return nil
+}
+
+// Fences hands out leases and commits under them, in one database. It is safe
+// for use by many goroutines; a process needs one.
+//
+// A commit uses one connection of the pool from the gate to COMMIT, and the
+// renewals of all leases together use one now and then: where a callback can
+// last longer than a lease, give the pool two connections at least.
+type Fences struct {
+	pool *pgxpool.Pool
+	cfg  Config
+	sql  statements
+
+	mu       sync.Mutex
+	leases   map[*Lease]struct{} // those that are renewed
+	renewing bool                // a renewer runs
+	wake     chan struct{}       // tells it that a lease was added or is gone
+}
+
+// New checks that the schema is there, that this library and it go together,
+// and that the server keeps what it acknowledges. It starts nothing: leases
+// are renewed in the background from the first Acquire to the last Release.
+//
+// The pool stays the caller's. A login needs the role fenceline_producer.
+func New(ctx context.Context, pool *pgxpool.Pool, cfg Config) (*Fences, error) {
+	cfg = cfg.withDefaults()
+	if err := cfg.validate(); err != nil {
+		return nil, err
+	}
+	if err := schema.Check(ctx, pool, cfg.Schema, schema.Producer); err != nil {
+		return nil, fmt.Errorf("fencing: %w", err)
+	}
+	f := &Fences{
+		pool: pool, cfg: cfg, sql: newStatements(cfg.Schema, cfg.System),
+		leases: map[*Lease]struct{}{}, wake: make(chan struct{}, 1),
+	}
+	if err := f.checkSettings(ctx); err != nil {
+		return nil, err
+	}
+	return f, nil
+}
+
+// checkSettings refuses a server on which an acknowledged commit can vanish.
+func (f *Fences) checkSettings(ctx context.Context) error {
+	var fsync, fullPageWrites string
+	var recovery bool
+	if err := f.pool.QueryRow(ctx, f.sql.settings).Scan(&fsync, &fullPageWrites, &recovery); err != nil {
+		return fmt.Errorf("fencing: read the server's settings: %w", err)
+	}
+	if recovery {
+		return &InvalidError{"database", "is a standby in recovery: connect to the primary"}
+	}
+	if f.cfg.AllowUnsafeDatabase {
+		return nil
+	}
+	for name, value := range map[string]string{"fsync": fsync, "full_page_writes": fullPageWrites} {
+		if value != "on" {
+			return &InvalidError{"database setting " + name, fmt.Sprintf("is %s: a crash could take back what was acknowledged, and no promise would hold; set it to on", value)}
+		}
+	}
+	return nil
+}
+
+// Schema is the schema that the fences are in.
+func (f *Fences) Schema() string { return f.cfg.Schema }

@@ -1,0 +1,190 @@
+package fencing_test
+
+import (
+	"context"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"go.uber.org/goleak"
+
+	"github.com/fenceline/fenceline/fencing"
+	"github.com/fenceline/fenceline/internal/pgtest"
+)
+
+// Not parallel: it looks at all goroutines.
+func TestTheRenewerEndsWithTheLastRelease(t *testing.T) {
+	w := newWorld(t)
+	a := w.workerAt("a", w.producer, 2)
+	before := goleak.IgnoreCurrent()
+	for range 2 {
+		cfg := fencing.LeaseConfig{TTL: 300 * time.Millisecond}
+		k, l := a.acquireWith("k", cfg), a.acquireWith("l", cfg)
+		start := value[time.Time](w, "select max(expires_at) from fenceline.lease")
+		pgtest.WaitTrue(t, w.admin, "select min(expires_at) > $1 from fenceline.lease", start)
+		w.ok(k.Release(ctx))
+		w.ok(l.Release(ctx))
+		a.pool.Reset() // so that the pool's own goroutines end as well
+		w.admin.Reset()
+		goleak.VerifyNone(t, before, goleak.IgnoreAnyFunction("github.com/jackc/pgx/v5/pgxpool.(*Pool).backgroundHealthCheck"))
+	}
+}
+
+// counter counts the statements that renew, and the leases in them.
+type counter struct{ statements, leases atomic.Int64 }
+
+func (c *counter) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	return ctx
+}
+func (c *counter) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+func (c *counter) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
+	return ctx
+}
+func (c *counter) TraceBatchQuery(_ context.Context, _ *pgx.Conn, d pgx.TraceBatchQueryData) {
+	if strings.Contains(d.SQL, ".renew(") {
+		c.statements.Add(1)
+		c.leases.Add(int64(len(d.Args[0].([]string))))
+	}
+}
+func (c *counter) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
+
+func TestManyLeasesAreRenewedByOneStatement(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	var count counter
+	a := w.workerAt("a", w.producer, 2, func(c *pgxpool.Config) { c.ConnConfig.Tracer = &count })
+	const n = 60
+	cfg := fencing.LeaseConfig{TTL: time.Minute, RenewEvery: 4 * time.Second} // those due within a second share a statement
+	for i := range n {
+		a.acquireWith("k"+string(rune('a'+i)), cfg)
+	}
+	acquired := value[time.Time](w, "select max(expires_at) from fenceline.lease")
+	pgtest.WaitTrue(t, w.admin, "select min(expires_at) > $1 from fenceline.lease", acquired)
+	if statements, leases := count.statements.Load(), count.leases.Load(); leases < n || leases < 4*statements {
+		t.Errorf("%d renewals took %d statements", leases, statements)
+	}
+}
+
+// endedWhileHeld waits for the end of a lease's context, and asks the database at once
+// whether the lease is still there.
+func (w *world) endedWhileHeld(lease *fencing.Lease) {
+	w.Helper()
+	<-lease.Context().Done()
+	var left time.Duration
+	w.ok(w.admin.QueryRow(ctx, "select expires_at - clock_timestamp() from fenceline.lease where key = $1", lease.Position().Key).Scan(&left))
+	if left <= 0 {
+		w.Errorf("the context ended %v after the lease", -left)
+	}
+	w.is(context.Cause(lease.Context()), fencing.ErrLeaseLost)
+}
+
+// The margin is generous so that a busy machine has time to look.
+var brief = fencing.LeaseConfig{TTL: 1500 * time.Millisecond, Margin: time.Second, RenewEvery: 150 * time.Millisecond}
+
+func TestTheContextEndsBeforeTheLeaseWhenRenewalsHang(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	a, proxy := w.behindProxy("a", 2)
+	lease := a.acquireWith("k", brief)
+	proxy.Freeze()
+	w.endedWhileHeld(lease)
+	// It is not renewed any more either, but for what was on the way.
+	proxy.Thaw()
+	pgtest.WaitTrue(t, w.admin, "select expires_at < clock_timestamp() from fenceline.lease where key = 'k'")
+}
+
+func TestTheContextEndsBeforeTheLeaseWhenItsRowStaysLocked(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	a := w.workerAt("a", w.producer, 2)
+	lease, other := a.acquireWith("k", brief), a.acquireWith("l", brief)
+	lock := w.session(w.dsn)
+	tx, err := lock.Begin(ctx)
+	w.ok(err)
+	// After a first renewal, so that both ways to trust are seen.
+	from := value[time.Time](w, "select expires_at from fenceline.lease where key = 'k'")
+	pgtest.WaitTrue(t, w.admin, "select expires_at > $1 from fenceline.lease where key = 'k'", from)
+	_, err = tx.Exec(ctx, "select from fenceline.lease where key = 'k' for update")
+	w.ok(err)
+	w.endedWhileHeld(lease)
+	if err := other.Context().Err(); err != nil {
+		t.Error("a lease whose row was free was lost with the other")
+	}
+	w.ok(tx.Rollback(ctx))
+}
+
+func TestARenewalThatFailsIsTriedAgainWhileTrustRemains(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	a := w.workerAt("a", w.producer, 2)
+	lease := a.acquireWith("k", fencing.LeaseConfig{TTL: 20 * time.Second, RenewEvery: 200 * time.Millisecond})
+	renewed := func() {
+		t.Helper()
+		from := value[time.Time](w, "select expires_at from fenceline.lease where key = 'k'")
+		pgtest.WaitTrue(t, w.admin, "select expires_at > $1 from fenceline.lease where key = 'k'", from)
+	}
+	renewed()
+	w.exec("select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and usename like 'test_%'")
+	renewed()
+	w.ok(lease.Context().Err())
+}
+
+func TestALeaseThatWasTakenOverIsLostAtTheNextRenewal(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	a, b := w.workerAt("a", w.producer, 2), w.worker("b")
+	old := a.acquireWith("k", fencing.LeaseConfig{TTL: 5 * time.Minute, RenewEvery: 100 * time.Millisecond})
+	// A renewal may come between the expiry and the takeover: try again.
+	for {
+		w.expire("k")
+		lease, err := b.Acquire(ctx, "k", long)
+		if err == nil {
+			defer func() { _ = lease.Release(ctx) }()
+			break
+		}
+		w.is(err, fencing.ErrHeld)
+	}
+	<-old.Context().Done()
+	w.is(context.Cause(old.Context()), fencing.ErrLeaseLost)
+}
+
+func TestARenewalDuringATakeoverNeitherWaitsNorSpoilsIt(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	a := w.worker("a")
+	pos, other := a.acquire("k").Position(), a.acquire("l").Position()
+	w.expire("k")
+	taker := w.session(w.producer)
+	tx, err := taker.Begin(ctx)
+	w.ok(err)
+	_, err = tx.Exec(ctx, "select fenceline.acquire('k', 'b', '1 min', gen_random_uuid(), '1 s')")
+	w.ok(err)
+	ask := func() (answers map[string]bool) {
+		t.Helper()
+		conn := w.session(w.producer)
+		rows, err := conn.Query(ctx, "select key, ok from fenceline.renew($1, $2, $3, $4)", []string{"k", "l", "gone"}, []int64{pos.Epoch, other.Epoch, 1}, []int64{1, 1, 1},
+			[]time.Duration{time.Minute, time.Minute, time.Minute})
+		w.ok(err)
+		answers = map[string]bool{}
+		for rows.Next() {
+			var key string
+			var ok bool
+			w.ok(rows.Scan(&key, &ok))
+			answers[key] = ok
+		}
+		w.ok(rows.Err())
+		return answers
+	}
+	busy := ask()
+	if _, there := busy["k"]; there || !busy["l"] || len(busy) != 2 || busy["gone"] {
+		t.Errorf("during the takeover: %v, want k absent (busy), l renewed, gone lost", busy)
+	}
+	w.ok(tx.Commit(ctx))
+	lost := ask()
+	if ok, there := lost["k"]; !there || ok {
+		t.Errorf("after the takeover: %v, want k lost", lost)
+	}
+}

@@ -1,0 +1,134 @@
+package fencing_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/fenceline/fenceline/fencing"
+	"github.com/fenceline/fenceline/internal/pgtest"
+	"github.com/fenceline/fenceline/internal/schema"
+)
+
+// mutate replaces a piece of one of the functions in the test's database. The
+// piece must be there exactly once, or the mutation would prove nothing.
+func (w *world) mutate(function, piece, with string) {
+	w.Helper()
+	piece, with = schema.Expand(piece, schema.Default), schema.Expand(with, schema.Default)
+	source := value[string](w, "select pg_get_functiondef(oid) from pg_proc where pronamespace = 'fenceline'::regnamespace and proname = $1", function)
+	if n := strings.Count(source, piece); n != 1 {
+		w.Fatalf("%s contains %q %d times", function, piece, n)
+	}
+	w.exec(strings.Replace(source, piece, with, 1))
+}
+
+// Each rule that carries the promise, taken away, and the scenario that must
+// then fail. The scenarios are the tests of the same names.
+func TestEachRuleIsNeededByAScenario(t *testing.T) {
+	t.Parallel()
+	const (
+		f       = "where key = p_key and epoch = p_epoch and max_issued_token = p_token and closed_at is null for no key update"
+		r2      = "if not found then perform @schema@._refuse(p_key, p_epoch, p_token, p_step, p_algo, p_digest); end if;\n  -- H:"
+		advance = "update @schema@.fence t set max_issued_token = _advance_locked.token where t.key = f.key;"
+		pass    = "and r.xid = pg_current_xact_id_if_assigned() and r.committed_at >= transaction_timestamp())"
+	)
+	stale := "raise exception 'stale' using errcode = 'FL003', detail = '{}'"
+	for name, m := range map[string]struct {
+		function, piece, with string
+		scenario              func(*world)
+	}{
+		"F without the epoch": {"enter", f, "where key = p_key and max_issued_token = p_token and closed_at is null for no key update", tokenOfAnotherLife},
+		"F by a fact of another row, which the old snapshot answers": {"enter", f,
+			"where key = p_key and epoch = p_epoch and p_token = (select o.max_issued_token from @schema@.fence o where o.key = p_key) and closed_at is null for no key update", waitedBehindATakeover},
+		"F without a lock": {"enter", f, strings.TrimSuffix(f, " for no key update"), blockedTakeover},
+		"a miss at F is stale, without R2": {"enter", r2,
+			"if not found then " + stale + "; end if;\n  -- H:", retryBehindItsOwnCommitAndATakeover},
+		"a takeover that leaves the fence to a later transaction": {"_advance_locked", advance, "", refusedBeforeTheNewHolderHasWritten},
+		"no look at the history in a commit": {"enter", "and h.self_oid = h.tableoid and h.timeline = i.timeline and h.database_oid = i.database_oid and h.system_identifier = i.system_identifier",
+			"", func(w *world) { anotherHistory(w, "k", "timeline = '00000009'") }},
+		"no look at the history's beginning in a commit": {"enter", "p_epoch >= h.since and", "", afterABump},
+		"no timeout behind the gate":                     {"enter", "perform set_config('idle_in_transaction_session_timeout', ms, true), set_config('statement_timeout', ms, true);", "", pausedBehindTheGate},
+		"a pass from any transaction":                    {"append", pass, ")", passOfAnother},
+		"a pass by transaction id alone":                 {"append", "and r.committed_at >= transaction_timestamp())", ")", xidComesRoundAgain},
+		"a token as durable as the session pleases":      {"_advance_locked", "perform set_config('synchronous_commit', 'on', true)", "perform 1", durableToken},
+		"a granted token is an outsider's too":           {"advance", "and not exists (select 1 from @schema@.lease l where l.key = p_key and l.epoch = f.epoch and l.token = f.max_issued_token)", "", managedTokenIsNobodyElses},
+		"leases of before outlive a bump":                {"history_bump", "update @schema@.lease set expires_at = '-infinity' where expires_at > '-infinity';", "", afterABump},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.mutate(m.function, m.piece, m.with)
+			if !fails(w, m.scenario) {
+				t.Error("the scenario passes without the rule")
+			}
+		})
+	}
+}
+
+// fails runs a scenario that must not pass.
+func fails(w *world, scenario func(*world)) bool {
+	v := &verdict{TB: w.TB}
+	inner := *w
+	inner.TB = v
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		scenario(&inner)
+	}()
+	select {
+	case <-done:
+		return v.failed
+	case <-time.After(time.Minute):
+		w.Fatal("the scenario hangs instead of failing")
+		return false
+	}
+}
+
+// Receipt and fence of R2 come from one snapshot. Read one after the other,
+// fence first, a sweep in between takes the receipt, and the floor that would
+// tell of it is read already: a commit that has happened is called stale. (An
+// F that had to wait keeps the row locked, so a sweep cannot come; one that
+// misses at once does not.)
+func TestReceiptAndFenceReadOneAfterTheOtherWouldCallACommitStale(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		pause func(*world)
+		want  error
+	}{
+		"one statement, sweep before": {func(w *world) {
+			w.mutate("_refuse", "\nbegin\n", "\nbegin\nperform pg_advisory_xact_lock(10);\n")
+		}, fencing.ErrUnconfirmable},
+		"two statements, sweep between": {func(w *world) {
+			w.mutate("_refuse", "evidence := jsonb_build_object(", `perform pg_advisory_xact_lock(10);
+				select r.key, r.algo, r.digest, r.result, r.committed_at, r.xid into x.rkey, x.algo, x.digest, x.result, x.committed_at, x.xid
+				from (select 1) one left join @schema@.receipt r on r.key = p_key and r.epoch = p_epoch and r.token = p_token and r.step = p_step;
+				evidence := jsonb_build_object(`)
+		}, fencing.ErrStale},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			a, retry := w.worker("a"), w.worker("retry")
+			pos := a.acquire("k").Position()
+			// A pause between R1 and F, and one in R2.
+			w.mutate("enter", "-- F: every fact", "if p_step = 's' and current_setting('application_name') = 'slow' then perform pg_advisory_xact_lock(9); end if;\n-- F: every fact")
+			c.pause(w)
+			_, err := retry.pool.Exec(ctx, "set application_name = 'slow'")
+			w.ok(err)
+			pauses := w.session(w.dsn)
+			_, err = pauses.Exec(ctx, "select pg_advisory_lock(9), pg_advisory_lock(10)")
+			w.ok(err)
+			pid := retry.pid()
+			second := retry.commitLater(pos, content("s", "x"))
+			pgtest.WaitBlocked(t, w.admin, pid, pauses.PgConn().PID())
+			_, err = a.commit(pos, content("s", "x"))
+			w.ok(err)
+			a.takeOver("k")
+			_, err = pauses.Exec(ctx, "select pg_advisory_unlock(9)")
+			w.ok(err)
+			pgtest.WaitTrue(t, w.admin, "select exists (select from pg_locks where locktype = 'advisory' and objid = 10 and pid = $1 and not granted)", int32(pid))
+			_, err = pauses.Exec(ctx, "begin; update fenceline.fence set floor_epoch = epoch, floor_token = 1; delete from fenceline.receipt; commit; select pg_advisory_unlock(10)")
+			w.ok(err)
+			w.is((<-second).err, c.want)
+		})
+	}
+}

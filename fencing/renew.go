@@ -1,0 +1,146 @@
+package fencing
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// renew adds a lease to those that the renewer looks after, and starts the
+// renewer if there is none. One goroutine and one statement renew all leases
+// of the process that are due, however many they are.
+func (f *Fences) renew(l *Lease) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.leases[l] = struct{}{}
+	if !f.renewing {
+		f.renewing = true
+		go f.renewer()
+	}
+	select {
+	case f.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (f *Fences) forget(l *Lease) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.leases, l)
+	select {
+	case f.wake <- struct{}{}:
+	default:
+	}
+}
+
+// renewer ends when there is no lease left.
+func (f *Fences) renewer() {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		due, next, some := f.dueLeases(time.Now())
+		if !some {
+			return
+		}
+		if len(due) > 0 {
+			f.renewOnce(due)
+			continue
+		}
+		timer.Reset(time.Until(next))
+		select {
+		case <-timer.C:
+		case <-f.wake:
+		}
+	}
+}
+
+// dueLeases gives the leases to renew now, those that are nearly due among
+// them so that they share the statement; or else when the next one is due.
+func (f *Fences) dueLeases(now time.Time) (due []*Lease, next time.Time, some bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.leases) == 0 {
+		f.renewing = false
+		return nil, time.Time{}, false
+	}
+	soon := false
+	for l := range f.leases {
+		d := l.nextDue()
+		if next.IsZero() || d.Before(next) {
+			next = d
+		}
+		soon = soon || !d.After(now)
+	}
+	if !soon {
+		return nil, next, true
+	}
+	for l := range f.leases {
+		if !l.nextDue().After(now.Add(l.cfg.RenewEvery / 4)) {
+			due = append(due, l)
+		}
+	}
+	return due, next, true
+}
+
+// renewOnce asks for one renewal of all of them. A renewal that fails or hangs
+// changes nothing while trust remains: each lease's own timer ends it.
+func (f *Fences) renewOnce(leases []*Lease) {
+	n := len(leases)
+	keys, epochs, tokens, ttls := make([]string, n), make([]int64, n), make([]int64, n), make([]time.Duration, n)
+	asking := make(map[Position]*Lease, n)
+	patience := f.patience()
+	for i, l := range leases {
+		keys[i], epochs[i], tokens[i], ttls[i] = l.pos.Key, l.pos.Epoch, l.pos.Token, l.cfg.TTL
+		asking[l.pos] = l
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	// The trust counts from before the question: the database sets the expiry
+	// later than this.
+	asked := time.Now()
+	type answer struct {
+		Position
+		OK bool
+	}
+	var answers []answer
+	err := f.query(ctx, func(rows pgx.Rows) (err error) {
+		answers, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (a answer, err error) {
+			return a, row.Scan(&a.Key, &a.Epoch, &a.Token, &a.OK)
+		})
+		return err
+	}, f.sql.renew, keys, epochs, tokens, ttls)
+	if err != nil {
+		answers = nil // what was not committed is not renewed
+		f.cfg.Logger.Warn("renewal failed, trying again while trust remains", "leases", n, "error", err)
+	}
+	for _, a := range answers {
+		l, ok := asking[a.Position]
+		if !ok {
+			continue
+		}
+		delete(asking, a.Position)
+		if a.OK {
+			l.renewed(asked)
+		} else {
+			l.lose("the database says that somebody else has it, or that it was released")
+		}
+	}
+	// Those without an answer were busy, or the renewal failed.
+	for _, l := range asking {
+		l.postpone()
+	}
+}
+
+// patience is how long a renewal is waited for: not longer than until the next
+// one would be due for any of the process's leases. Then another connection is
+// tried, while trust still remains.
+func (f *Fences) patience() time.Duration {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	d := 5 * time.Second
+	for l := range f.leases {
+		d = min(d, l.cfg.RenewEvery)
+	}
+	return d
+}
