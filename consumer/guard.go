@@ -1,0 +1,281 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/fenceline/fenceline/internal/schema"
+	"github.com/fenceline/fenceline/outbox"
+)
+
+// GuardConfig is how a [Guard] decides. Only Consumer is required.
+type GuardConfig struct {
+	// Consumer is the name under which guards are kept: at most 200 bytes.
+	// Another name means another memory: nothing was applied yet. Required.
+	Consumer string
+	// Schema is where the consumer's part of the migrations was installed.
+	// Defaults to "fenceline".
+	Schema string
+	// Policy holds for every stream that Streams doesn't name. Defaults to
+	// [Strict].
+	Policy Policy
+	// Start holds for every stream that Streams doesn't name. Defaults to
+	// [FromFirstSeen].
+	Start Start
+	// Streams are exceptions, by the name of the stream. What is empty in one
+	// is taken from Policy and Start. Defaults to none.
+	Streams map[string]StreamConfig
+	// MaxAhead is how far an epoch may lie ahead of the database's clock before
+	// it is not believed. Defaults to 24 hours.
+	MaxAhead time.Duration
+	// ResumeLimit is how many parked records one transaction decides, at most;
+	// the rest is for [Guard.Resume]. Defaults to 1,000.
+	ResumeLimit int
+}
+
+// Guard is the decision table in a transaction: it locks the guards of a
+// batch, calls a handler for what is to be applied, and moves the guards. It
+// needs neither [Run] nor Kafka: any pgx.Tx at READ COMMITTED will do, and any
+// source of records. It has no state of its own and may be used by many
+// goroutines at once.
+type Guard struct {
+	cfg      GuardConfig
+	settings map[string]StreamConfig
+	sql      statements
+}
+
+// Result is what became of a record.
+type Result struct {
+	Position
+	Outcome Outcome
+	// Rule is the row of the decision table that matched, as in "4e".
+	Rule string
+	// Reason goes with Parked and Quarantined.
+	Reason Reason
+	// Alarm asks for an operator.
+	Alarm bool
+	// Topic, Partition and Offset say which copy it was.
+	Topic     string
+	Partition int
+	Offset    int64
+	// Resumed says that the record came out of the park.
+	Resumed bool
+	// More says that further parked records of this stream may go on now, but
+	// not in this transaction: call [Guard.Resume] after the commit.
+	More bool
+}
+
+// NewGuard checks cfg. It doesn't touch the database: whether the schema fits
+// this library is checked by schema checks at start, as [Run] does.
+func NewGuard(cfg GuardConfig) (*Guard, error) {
+	var errs []error
+	if cfg.Consumer == "" || len(cfg.Consumer) > 200 || !storable(cfg.Consumer) {
+		errs = append(errs, fmt.Errorf("consumer: GuardConfig.Consumer is %.40q, want 1 to 200 bytes of UTF-8 without NUL", cfg.Consumer))
+	}
+	if cfg.Schema == "" {
+		cfg.Schema = schema.Default
+	}
+	if err := schema.Validate(cfg.Schema); err != nil {
+		errs = append(errs, fmt.Errorf("consumer: GuardConfig.Schema: %w", err))
+	}
+	if cfg.Policy == "" {
+		cfg.Policy = Strict
+	}
+	if cfg.Start == "" {
+		cfg.Start = FromFirstSeen
+	}
+	if cfg.MaxAhead == 0 {
+		cfg.MaxAhead = defaultMaxAhead
+	}
+	if cfg.ResumeLimit == 0 {
+		cfg.ResumeLimit = 1000
+	}
+	if cfg.MaxAhead < 0 || cfg.ResumeLimit < 0 {
+		errs = append(errs, fmt.Errorf("consumer: GuardConfig.MaxAhead (%v) and ResumeLimit (%d) can't be negative", cfg.MaxAhead, cfg.ResumeLimit))
+	}
+	g := &Guard{cfg: cfg, settings: make(map[string]StreamConfig, len(cfg.Streams))}
+	check := func(where string, c StreamConfig) {
+		if c.Policy != Strict && c.Policy != State || c.Start != FromFirstSeen && c.Start != FromOrigin {
+			errs = append(errs, fmt.Errorf("consumer: %s has policy %q and start %q, want %q or %q, and %q or %q",
+				where, c.Policy, c.Start, Strict, State, FromFirstSeen, FromOrigin))
+		}
+	}
+	check("GuardConfig", StreamConfig{cfg.Policy, cfg.Start})
+	for name, c := range cfg.Streams {
+		if c.Policy == "" {
+			c.Policy = cfg.Policy
+		}
+		if c.Start == "" {
+			c.Start = cfg.Start
+		}
+		check(fmt.Sprintf("GuardConfig.Streams[%q]", name), c)
+		g.settings[name] = c
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	g.sql = newStatements(cfg.Schema)
+	return g, nil
+}
+
+// stream is what holds for a stream.
+func (g *Guard) stream(name string) StreamConfig {
+	if c, ok := g.settings[name]; ok {
+		return c
+	}
+	return StreamConfig{g.cfg.Policy, g.cfg.Start}
+}
+
+// Apply decides each of the deliveries in order, calls h for those that are to
+// be applied, and writes parks, dead letters, quarantine and guards, all in tx.
+// Records that waited in the park for one of these go on in the same
+// transaction. The caller commits.
+//
+// The results are those of the deliveries, in the same order, followed by those of
+// parked records. After the commit, whoever finds Result.More set calls
+// [Guard.Resume]; [More] collects the streams.
+//
+// Apply locks the guards of the batch, and no one else decides on these
+// streams until tx ends. Call it once per transaction: guards are locked in
+// key order, which two calls can't keep, and two such transactions could wait
+// for each other.
+//
+// After an error, tx can only be rolled back: it is put into the failed state,
+// so that a handler's half-done work can't be committed without its guard. The
+// error is a [*HandlerError] if a handler failed; [ErrIsolation] or a
+// [*StreamChangedError] if tx or the configuration must change; otherwise it is
+// the database's.
+func (g *Guard) Apply(ctx context.Context, tx pgx.Tx, deliveries []Delivery, h Handler) ([]Result, error) {
+	b := newBatch(ctx, g, tx, h)
+	err := b.load(keysOf(deliveries), deliveries)
+	results := make([]Result, 0, len(deliveries))
+	for i := 0; i < len(deliveries) && err == nil; i++ {
+		b.index = i
+		d, r := deliveries[i], Result{}
+		r, err = b.decide(&d)
+		results = append(results, r)
+	}
+	if err == nil {
+		err = b.finish()
+	}
+	if err != nil {
+		spoil(ctx, tx)
+		return nil, err
+	}
+	return b.marked(append(results, b.resumed...)), nil
+}
+
+// Resume goes on with the parked records of these streams, as far as the table
+// says apply and up to about GuardConfig.ResumeLimit; see [Guard.Apply] for the
+// rest. The results are those of the parked records; if More is set in some,
+// call it again with [More] of them, in another transaction.
+func (g *Guard) Resume(ctx context.Context, tx pgx.Tx, keys []StreamKey, h Handler) ([]Result, error) {
+	b := newBatch(ctx, g, tx, h)
+	err := b.load(slices.Clone(keys), nil)
+	for i := 0; i < len(b.order) && err == nil; i++ {
+		if e := b.entries[b.order[i]]; e.row != nil && e.row.Blocked != "" {
+			b.budget = max(b.budget, 1) // each stream gets on, and has a result to be marked
+			err = b.resume(e)
+		}
+	}
+	if err == nil {
+		err = b.finish()
+	}
+	if err != nil {
+		spoil(ctx, tx)
+		return nil, err
+	}
+	return b.marked(b.resumed), nil
+}
+
+// Pending returns up to limit streams whose parked records can go on although
+// nothing of theirs may arrive any more: a process ended between a transaction
+// that left some over and the next. Call it at start, and [Guard.Resume] with
+// what it returns.
+func (g *Guard) Pending(ctx context.Context, tx pgx.Tx, limit int) ([]StreamKey, error) {
+	rows, err := tx.Query(ctx, g.sql.pending, g.cfg.Consumer, limit)
+	if err != nil {
+		return nil, fmt.Errorf("consumer: looking for parked records that can go on: %w", err)
+	}
+	keys, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (k StreamKey, err error) {
+		return k, row.Scan(&k.Stream, &k.Key)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("consumer: looking for parked records that can go on: %w", err)
+	}
+	return keys, nil
+}
+
+// Fail notes that a parked event's handler fails for good, and why. The event
+// stays where it is and isn't tried again by itself, nor is anything behind it.
+// Call it, in a transaction of its own, with the delivery of a
+// [*HandlerError] whose Resumed is set. If the event has been decided in the
+// meantime, nothing happens.
+func (g *Guard) Fail(ctx context.Context, tx pgx.Tx, d Delivery, cause error) error {
+	b := newBatch(ctx, g, tx, nil)
+	err := b.load([]StreamKey{d.Position().StreamKey}, nil)
+	if err == nil {
+		_, err = tx.Exec(ctx, g.sql.fail, g.cfg.Consumer, d.Stream, d.Key, d.Epoch, d.Seq, string(d.kind()), clean(cause))
+	}
+	if err != nil {
+		spoil(ctx, tx)
+		return fmt.Errorf("consumer: noting that %s fails: %w", d.Position(), err)
+	}
+	return nil
+}
+
+// More returns the streams of results whose parked records are to go on in
+// another transaction.
+func More(results []Result) []StreamKey {
+	var keys []StreamKey
+	for _, r := range results {
+		if r.More && !slices.Contains(keys, r.StreamKey) {
+			keys = append(keys, r.StreamKey)
+		}
+	}
+	return keys
+}
+
+// keysOf lists the streams whose guards a batch needs. What is decided without
+// a guard needs none, and may have no usable key.
+func keysOf(ds []Delivery) []StreamKey {
+	keys := make([]StreamKey, 0, len(ds))
+	for i := range ds {
+		if d := &ds[i]; d.Malformed == nil && checkRecord(&d.Record) == nil {
+			keys = append(keys, StreamKey{d.Stream, d.Key})
+		}
+	}
+	return keys
+}
+
+// spoil makes COMMIT impossible. An error of the database has done so already.
+// What the caller cancelled must not keep it from happening.
+func spoil(ctx context.Context, tx pgx.Tx) {
+	conn := tx.Conn()
+	if conn == nil || conn.IsClosed() || conn.PgConn().TxStatus() != 'T' {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	_, _ = tx.Exec(ctx, spoilSQL)
+}
+
+// input is what a decision about rec depends on.
+func (b *batch) input(e *entry, rec *outbox.Record, partition int) Input {
+	s := b.g.stream(rec.Stream)
+	return Input{
+		Row: e.row, Forgotten: b.forgotten[rec.Stream],
+		Truncated: b.truncated[Partition{rec.Topic, partition}],
+		Discarded: b.dead[positionOf(rec)] == discarded,
+		Policy:    s.Policy, Start: s.Start, Record: rec, Now: b.now, MaxAhead: b.g.cfg.MaxAhead,
+	}
+}
+
+func positionOf(r *outbox.Record) Position {
+	return Position{StreamKey{r.Stream, r.Key}, r.Epoch, r.Seq, kindOf(r)}
+}

@@ -1,0 +1,160 @@
+package consumer
+
+import (
+	"fmt"
+	"runtime/debug"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// decide decides one delivery and does what follows from it, but for the move
+// of its guard, which is written with those of the whole batch.
+func (b *batch) decide(d *Delivery) (Result, error) {
+	if d.Malformed == nil {
+		d.Malformed = checkRecord(&d.Record)
+	}
+	if d.Malformed != nil {
+		dec := Decide(Input{Malformed: d.Malformed})
+		b.quarantine(nil, d, dec)
+		return b.result(d, dec), nil
+	}
+	e := b.entries[StreamKey{d.Stream, d.Key}]
+	in := b.input(e, &d.Record, d.Partition)
+	dec := Decide(in)
+	if dec.Outcome == Applied && d.Failed != nil {
+		dec = DecideFailed(in)
+	} else if dec.Outcome == Applied && e.row != nil && e.row.Blocked == Failing {
+		// A copy of the event that fails: it waits for an operator, not for
+		// another copy.
+		waits, err := b.waitsFailing(d)
+		if err != nil {
+			return Result{}, err
+		}
+		if waits {
+			return b.result(d, Decision{Outcome: Parked, Rule: dec.Rule, Reason: Failing}), nil
+		}
+	}
+	if err := b.carryOut(e, d, dec); err != nil {
+		return Result{}, err
+	}
+	if dec.Moved && e.row.Blocked != "" {
+		if err := b.resume(e); err != nil {
+			return Result{}, err
+		}
+	}
+	return b.result(d, dec), nil
+}
+
+// carryOut does what a decision says, and makes its row the guard's.
+func (b *batch) carryOut(e *entry, d *Delivery, dec Decision) error {
+	switch dec.Outcome {
+	case Applied:
+		if err := b.handle(*d); err != nil {
+			return &HandlerError{Index: b.index, Delivery: *d, Err: err}
+		}
+		if b.dead[d.Position()] == deadLetter {
+			b.queue.Queue(b.g.sql.unbury, b.g.cfg.Consumer, d.Stream, d.Key, d.Epoch, d.Seq)
+			delete(b.dead, d.Position())
+		}
+	case Parked:
+		if !d.Resumed {
+			b.park(d, dec)
+		}
+	case DeadLettered:
+		b.bury(d)
+	case Quarantined:
+		b.quarantine(e.row, d, dec)
+	}
+	if dec.Changed {
+		e.row, e.changed = dec.Row, true
+	}
+	if e.row != nil && e.row.Reached() {
+		return b.findWaiting(e)
+	}
+	return nil
+}
+
+// handle calls the handler. A panic is a failure of the event like another.
+func (b *batch) handle(d Delivery) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = &PanicError{Value: v, Stack: debug.Stack()}
+		}
+	}()
+	return b.h.Handle(b.ctx, b.tx, d)
+}
+
+// findWaiting finds the lowest later epoch of which something waits, when the
+// guard has come to the one it knew.
+func (b *batch) findWaiting(e *entry) error {
+	if err := b.flush(); err != nil {
+		return err
+	}
+	row := *e.row
+	err := b.tx.QueryRow(b.ctx, b.g.sql.waiting, b.g.cfg.Consumer, e.Stream, e.Key, row.Epoch).Scan(&row.WaitingEpoch)
+	if err != nil {
+		return fmt.Errorf("consumer: looking for what waits of %s: %w", e.StreamKey, err)
+	}
+	e.row, e.changed = &row, true
+	return nil
+}
+
+func (b *batch) waitsFailing(d *Delivery) (waits bool, err error) {
+	if err := b.flush(); err != nil {
+		return false, err
+	}
+	err = b.tx.QueryRow(b.ctx, b.g.sql.failing, b.g.cfg.Consumer, d.Stream, d.Key, d.Epoch, d.Seq).Scan(&waits)
+	if err != nil {
+		return false, fmt.Errorf("consumer: looking for %s in the park: %w", d.Position(), err)
+	}
+	return waits, nil
+}
+
+// flush writes what is queued, in one round trip.
+func (b *batch) flush() error {
+	if b.queue.Len() == 0 {
+		return nil
+	}
+	q := b.queue
+	b.queue = pgx.Batch{}
+	if err := b.tx.SendBatch(b.ctx, &q).Close(); err != nil {
+		return fmt.Errorf("consumer: storing records: %w", err)
+	}
+	return nil
+}
+
+// finish writes what is left and moves the guards that changed.
+func (b *batch) finish() error {
+	var (
+		streams, keys, missed, blocked                        []string
+		epoch, token, seq, end, startEpoch, startSeq, waiting []int64
+		settled                                               []bool
+	)
+	for _, k := range b.order {
+		e := b.entries[k]
+		if !e.changed {
+			continue
+		}
+		r := e.row
+		streams, keys = append(streams, e.Stream), append(keys, e.Key)
+		epoch, token, seq = append(epoch, r.Epoch), append(token, r.Token), append(seq, r.Seq)
+		missed, end = append(missed, r.Missed.String()), append(end, r.EndSeq)
+		startEpoch, startSeq = append(startEpoch, r.StartEpoch), append(startSeq, r.StartSeq)
+		settled, waiting = append(settled, r.Settled), append(waiting, r.WaitingEpoch)
+		blocked = append(blocked, string(r.Blocked))
+	}
+	if len(streams) > 0 {
+		b.queue.Queue(b.g.sql.move, b.g.cfg.Consumer, streams, keys, epoch, token, seq, missed, end, startEpoch, startSeq, settled, waiting, blocked)
+	}
+	if err := b.flush(); err != nil {
+		return fmt.Errorf("consumer: moving the guards: %w", err)
+	}
+	return nil
+}
+
+func (b *batch) result(d *Delivery, dec Decision) Result {
+	return Result{
+		Position: d.Position(), Outcome: dec.Outcome, Rule: dec.Rule, Reason: dec.Reason, Alarm: dec.Alarm,
+		Topic: d.Topic, Partition: d.Partition, Offset: d.Offset, Resumed: d.Resumed,
+	}
+}

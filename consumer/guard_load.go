@@ -1,0 +1,253 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/fenceline/fenceline/outbox"
+)
+
+// batch is one transaction's work.
+type batch struct {
+	g   *Guard
+	ctx context.Context
+	tx  pgx.Tx
+	h   Handler
+
+	entries map[StreamKey]*entry
+	order   []StreamKey // in the order in which they were locked
+
+	now       time.Time
+	forgotten map[string]int64
+	known     map[string]bool // streams that have a row in consumer_stream
+	truncated map[Partition]bool
+	dead      map[Position]deadState
+
+	queue   pgx.Batch // what is to be written, in order
+	index   int       // the delivery that is being decided
+	budget  int       // parked records that may still be decided
+	resumed []Result
+	more    map[StreamKey]bool // streams whose park the budget cut short
+}
+
+func newBatch(ctx context.Context, g *Guard, tx pgx.Tx, h Handler) *batch {
+	return &batch{g: g, ctx: ctx, tx: tx, h: h, budget: g.cfg.ResumeLimit, more: make(map[StreamKey]bool)}
+}
+
+// marked sets More in the results of streams that have more.
+func (b *batch) marked(results []Result) []Result {
+	for i := range results {
+		results[i].More = b.more[results[i].StreamKey]
+	}
+	return results
+}
+
+// entry is a locked guard.
+type entry struct {
+	StreamKey
+	row     *Row // nil: nothing is known of the stream
+	changed bool
+}
+
+type deadState int
+
+const (
+	notDead deadState = iota
+	deadLetter
+	discarded
+)
+
+// load locks the guards of keys and reads what decisions depend on, in one
+// round trip: statements of a pipelined batch have a snapshot each, so what
+// comes after the lock is read after the lock.
+func (b *batch) load(keys []StreamKey, ds []Delivery) error {
+	slices.SortFunc(keys, func(x, y StreamKey) int {
+		if c := strings.Compare(x.Stream, y.Stream); c != 0 {
+			return c
+		}
+		return strings.Compare(x.Key, y.Key)
+	})
+	keys = slices.Compact(keys)
+	b.order = keys
+	b.entries = make(map[StreamKey]*entry, len(keys))
+	for {
+		if err := b.lock(keys, ds); err != nil {
+			return err
+		}
+		if len(b.entries) == len(keys) {
+			break
+		}
+		// A guard was removed between the two statements: create it anew.
+	}
+	return b.checkStreams()
+}
+
+func (b *batch) lock(keys []StreamKey, ds []Delivery) error {
+	name, sql := b.g.cfg.Consumer, &b.g.sql
+	streams, ks := make([]string, len(keys)), make([]string, len(keys))
+	for i, k := range keys {
+		streams[i], ks[i] = k.Stream, k.Key
+	}
+	distinct := slices.Compact(slices.Clone(streams))
+
+	var q pgx.Batch
+	q.Queue(sql.create, name, streams, ks)
+	q.Queue(sql.lock, name, streams, ks).Query(func(rows pgx.Rows) error { return b.readGuards(rows) })
+	q.Queue(factsSQL).QueryRow(func(row pgx.Row) error {
+		var isolation string
+		if err := row.Scan(&isolation, &b.now); err != nil {
+			return err
+		}
+		if isolation != "read committed" {
+			return fmt.Errorf("%w but %s", ErrIsolation, strings.ToUpper(isolation))
+		}
+		return nil
+	})
+	q.Queue(sql.streams, name, distinct).Query(func(rows pgx.Rows) error { return b.readStreams(rows) })
+	q.Queue(sql.truncated, name).Query(func(rows pgx.Rows) error { return b.readTruncated(rows) })
+	if ps := b.statePositions(ds); len(ps.epochs) > 0 {
+		q.Queue(sql.dead, name, ps.streams, ps.keys, ps.epochs, ps.seqs).Query(func(rows pgx.Rows) error { return b.readDead(rows) })
+	}
+	if err := b.tx.SendBatch(b.ctx, &q).Close(); err != nil {
+		if errors.Is(err, ErrIsolation) || errors.Is(err, ErrStreamChanged) {
+			return err
+		}
+		return fmt.Errorf("consumer: locking the guards: %w", err)
+	}
+	return nil
+}
+
+func (b *batch) readGuards(rows pgx.Rows) error {
+	for rows.Next() {
+		var (
+			k      StreamKey
+			r      Row
+			missed string
+		)
+		err := rows.Scan(&k.Stream, &k.Key, &r.Epoch, &r.Token, &r.Seq, &missed, &r.EndSeq,
+			&r.StartEpoch, &r.StartSeq, &r.Settled, &r.WaitingEpoch, &r.Blocked)
+		if err != nil {
+			return err
+		}
+		e := &entry{StreamKey: k}
+		if r.Epoch != 0 {
+			if r.Missed, err = parseMissed(missed); err != nil {
+				return err
+			}
+			e.row = &r
+		}
+		b.entries[k] = e
+	}
+	return rows.Err()
+}
+
+// readStreams also compares what the guards were written under with what is
+// configured now.
+func (b *batch) readStreams(rows pgx.Rows) error {
+	b.forgotten, b.known = make(map[string]int64), make(map[string]bool)
+	for rows.Next() {
+		var (
+			stream    string
+			have      StreamConfig
+			forgotten int64
+		)
+		if err := rows.Scan(&stream, &have.Policy, &have.Start, &forgotten); err != nil {
+			return err
+		}
+		b.forgotten[stream], b.known[stream] = forgotten, true
+		want := b.g.stream(stream)
+		// Where a stream starts is nothing to a state stream.
+		if have.Policy != want.Policy || have.Policy == Strict && have.Start != want.Start {
+			return &StreamChangedError{
+				Consumer: b.g.cfg.Consumer, Stream: stream,
+				HavePolicy: have.Policy, HaveStart: have.Start, WantPolicy: want.Policy, WantStart: want.Start,
+			}
+		}
+	}
+	return rows.Err()
+}
+
+// checkStreams writes down the settings of streams that are new. Whoever loses
+// the race for the first one reads the winner's.
+func (b *batch) checkStreams() error {
+	var missing []string
+	for _, k := range b.order {
+		if !b.known[k.Stream] && !slices.Contains(missing, k.Stream) {
+			missing = append(missing, k.Stream)
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	var q pgx.Batch
+	for _, stream := range missing {
+		c := b.g.stream(stream)
+		q.Queue(b.g.sql.addStream, b.g.cfg.Consumer, stream, string(c.Policy), string(c.Start))
+	}
+	known := b.forgotten
+	q.Queue(b.g.sql.streams, b.g.cfg.Consumer, missing).Query(func(rows pgx.Rows) error { return b.readStreams(rows) })
+	if err := b.tx.SendBatch(b.ctx, &q).Close(); err != nil {
+		if errors.Is(err, ErrStreamChanged) {
+			return err
+		}
+		return fmt.Errorf("consumer: registering streams: %w", err)
+	}
+	for stream, forgotten := range known {
+		b.forgotten[stream] = forgotten
+	}
+	return nil
+}
+
+func (b *batch) readTruncated(rows pgx.Rows) error {
+	b.truncated = make(map[Partition]bool)
+	for rows.Next() {
+		var p Partition
+		if err := rows.Scan(&p.Topic, &p.ID); err != nil {
+			return err
+		}
+		b.truncated[p] = true
+	}
+	return rows.Err()
+}
+
+type positions struct {
+	streams, keys []string
+	epochs, seqs  []int64
+}
+
+func (b *batch) statePositions(ds []Delivery) (ps positions) {
+	for i := range ds {
+		d := &ds[i]
+		if d.Malformed != nil || checkRecord(&d.Record) != nil || b.g.stream(d.Stream).Policy != State {
+			continue
+		}
+		ps.streams, ps.keys = append(ps.streams, d.Stream), append(ps.keys, d.Key)
+		ps.epochs, ps.seqs = append(ps.epochs, d.Epoch), append(ps.seqs, d.Seq)
+	}
+	return ps
+}
+
+func (b *batch) readDead(rows pgx.Rows) error {
+	b.dead = make(map[Position]deadState)
+	for rows.Next() {
+		var (
+			p    Position
+			gone bool
+		)
+		if err := rows.Scan(&p.Stream, &p.Key, &p.Epoch, &p.Seq, &gone); err != nil {
+			return err
+		}
+		p.Kind = outbox.KindData
+		b.dead[p] = deadLetter
+		if gone {
+			b.dead[p] = discarded
+		}
+	}
+	return rows.Err()
+}

@@ -1,0 +1,139 @@
+package consumer
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// resumePage is how many parked records are in memory at once. They are whole
+// records, each up to a megabyte.
+const resumePage = 32
+
+// resume decides what waits for a stream's guard to move, in order, under the
+// guard's lock and in the transaction that moved it: otherwise an event that
+// arrives in between would find the guard ahead of what is parked, or behind.
+func (b *batch) resume(e *entry) error {
+	for progress := true; progress; {
+		progress = false
+		// What this batch has parked must be found as well.
+		if err := b.flush(); err != nil {
+			return err
+		}
+		page, err := b.fetch(e, b.g.sql.candidates, b.g.cfg.Consumer, e.Stream, e.Key, e.row.Epoch, e.row.Seq, e.row.Missed.String(), resumePage)
+		if err != nil {
+			return err
+		}
+		for i := range page {
+			if b.budget == 0 {
+				progress = false
+				break
+			}
+			gone, err := b.retry(e, &page[i])
+			if err != nil {
+				return err
+			}
+			progress = progress || gone
+		}
+	}
+	return b.reblock(e)
+}
+
+// parkedRecord is a delivery out of the park.
+type parkedRecord struct {
+	Delivery
+	reason Reason
+}
+
+// retry decides a parked record again. gone says that it is parked no more.
+func (b *batch) retry(e *entry, p *parkedRecord) (gone bool, err error) {
+	dec := Decide(b.input(e, &p.Record, p.Partition))
+	switch {
+	case dec.Outcome == Applied && p.reason == Failing:
+		return false, nil // that is for an operator to try
+	case dec.Outcome == Parked:
+		if dec.Changed {
+			e.row, e.changed = dec.Row, true
+		}
+		return false, nil
+	}
+	if err := b.carryOut(e, &p.Delivery, dec); err != nil {
+		return false, err
+	}
+	b.budget--
+	b.queue.Queue(b.g.sql.unpark, b.g.cfg.Consumer, p.Stream, p.Key, p.Epoch, p.Seq, string(p.kind()))
+	b.resumed = append(b.resumed, b.result(&p.Delivery, dec))
+	return true, nil
+}
+
+// reblock sets anew why the stream stands, by the lowest record that still
+// waits. A conflict stays until an operator has looked at it.
+func (b *batch) reblock(e *entry) error {
+	if e.row.Blocked == InConflict {
+		return nil
+	}
+	if err := b.flush(); err != nil {
+		return err
+	}
+	row := *e.row
+	row.Blocked = ""
+	lowest, err := b.fetch(e, b.g.sql.lowest, b.g.cfg.Consumer, e.Stream, e.Key)
+	if err != nil {
+		return err
+	}
+	delete(b.more, e.StreamKey)
+	if len(lowest) > 0 {
+		p := &lowest[0]
+		dec := Decide(b.input(&entry{StreamKey: e.StreamKey, row: &row}, &p.Record, p.Partition))
+		switch {
+		case dec.Outcome == Parked:
+			row.Blocked = dec.Reason
+		case p.reason == Failing:
+			row.Blocked = Failing
+		default: // the transaction has done enough
+			row.Blocked = Gap
+			b.more[e.StreamKey] = true
+		}
+	}
+	if !row.equal(e.row) {
+		e.row, e.changed = &row, true
+	}
+	return nil
+}
+
+// fetch reads parked records of a stream.
+func (b *batch) fetch(e *entry, sql string, args ...any) ([]parkedRecord, error) {
+	rows, err := b.tx.Query(b.ctx, sql, args...)
+	if err != nil {
+		return nil, fmt.Errorf("consumer: reading the park of %s: %w", e.StreamKey, err)
+	}
+	page, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (p parkedRecord, err error) {
+		var (
+			epoch, seq, offset, ms int64
+			kind, topic            string
+			partition, attempts    int
+			headers                [][]byte
+			raw                    KafkaRecord
+		)
+		err = row.Scan(&epoch, &seq, &kind, &topic, &partition, &offset, &headers, &raw.Key, &raw.Value, &ms, &p.reason, &attempts)
+		if err != nil {
+			return p, err
+		}
+		raw.Offset, raw.Time, raw.Headers = offset, time.UnixMilli(ms), wireHeaders(headers)
+		p.Delivery = NewDelivery(Partition{topic, partition}, raw)
+		p.Attempt, p.Resumed = attempts+1, true
+		// It was parsed once, so it can be again, unless somebody has changed it.
+		if p.Malformed == nil && (p.Epoch != epoch || p.Seq != seq || string(p.kind()) != kind || p.Position().StreamKey != e.StreamKey) {
+			err = fmt.Errorf("consumer: the record parked at %s %d/%d says of itself %s", e.StreamKey, epoch, seq, p.Position())
+		}
+		if p.Malformed != nil {
+			err = fmt.Errorf("consumer: the record parked at %s %d/%d can't be read any more: %w", e.StreamKey, epoch, seq, p.Malformed)
+		}
+		return p, err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("consumer: reading the park of %s: %w", e.StreamKey, err)
+	}
+	return page, nil
+}

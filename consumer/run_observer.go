@@ -1,0 +1,65 @@
+package consumer
+
+import "time"
+
+// Observer is told what [Run] does, for counting and for alarms. Its methods
+// are called from several goroutines at once, one per partition, and must
+// return soon.
+type Observer interface {
+	// Committed is called after each transaction that has committed.
+	Committed(Committed)
+	// Failing is called for every try that failed and whose records will be
+	// tried again, or given to the park or the dead letters.
+	Failing(Failure)
+	// Alarm is called for what an operator should look at. What is alarming is
+	// also in the log, as an error.
+	Alarm(Alarm)
+}
+
+// Committed is one transaction that has committed.
+type Committed struct {
+	Partition Partition
+	// Results are what became of the records, and of what they released from
+	// the park.
+	Results []Result
+	// Next is the offset to read next, HighWatermark the end of the log as of
+	// the fetch: the difference is the lag.
+	Next, HighWatermark int64
+	// Took is the time from BEGIN until COMMIT was answered.
+	Took time.Duration
+}
+
+// Failure is one try that failed.
+type Failure struct {
+	Partition Partition
+	Err       error
+	// Passing says that the reason lies outside of the records: they are tried
+	// again for as long as it takes.
+	Passing bool
+	// Attempt is how often the event was tried, if it is not passing.
+	Attempt int
+}
+
+// Alarm is something that an operator should look at.
+type Alarm struct {
+	Partition Partition
+	Kind      AlarmKind
+	// From and To are the offsets concerned: From ≤ offset < To.
+	From, To int64
+	Text     string
+}
+
+// AlarmKind says what an alarm is about.
+type AlarmKind string
+
+const (
+	// Truncated: events went unread. Their offsets are gone from the log, or
+	// the topic was created anew. Strict streams prove no new life until an
+	// operator has published them again from the outbox, or accepted the loss.
+	Truncated AlarmKind = "truncated"
+	// OffsetAhead: Kafka's offset was ahead of the database's, which has been
+	// restored or lost a commit. What lies between is read again.
+	OffsetAhead AlarmKind = "offset_ahead"
+	// Unreadable: a record batch can't be read; the partition waits at it.
+	Unreadable AlarmKind = "unreadable"
+)
