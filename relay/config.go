@@ -1,0 +1,184 @@
+package relay
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/fenceline/fenceline/internal/schema"
+	"github.com/fenceline/fenceline/outbox"
+)
+
+// LeaseKey is the key of the lease whose holder is the active relay.
+const LeaseKey = "fenceline:relay"
+
+// Config configures [Run]. The zero value is usable.
+type Config struct {
+	// Schema is the schema that the migrations were applied to. Defaults to
+	// "fenceline".
+	Schema string
+
+	// Name names this instance in the lease, in logs and in what a standby is
+	// told. Defaults to host name and process id.
+	Name string
+
+	// LeaseTTL is the lease time of the active instance: how long after its
+	// death a standby takes over, at the latest. 1 s to one day. Defaults to
+	// 10 s.
+	LeaseTTL time.Duration
+
+	// PageSize is the largest number of events that one query reads. Defaults
+	// to 4000.
+	PageSize int
+
+	// PageBytes is the size at which a page is cut, however few events it has;
+	// it can be exceeded by one event. At most half of MaxBytesInFlight.
+	// Defaults to a quarter of MaxBytesInFlight.
+	PageBytes int
+
+	// BatchRecords is the largest number of records in one request to Kafka.
+	// Requests are never held back to be filled. Defaults to 500.
+	BatchRecords int
+
+	// BatchBytes is the size at which a batch is sealed; a larger record
+	// travels alone. Defaults to 640 KiB.
+	BatchBytes int
+
+	// MaxBytesInFlight bounds the events that were read and are not yet
+	// acknowledged, in bytes, whatever the backlog. At least 4 MiB. Defaults
+	// to 16 MiB.
+	MaxBytesInFlight int
+
+	// MaxRecordBytes is the largest record that producers may append, as
+	// encoded; a topic that takes less is refused. Defaults to
+	// outbox.MaxRecordBytes (900 KiB).
+	MaxRecordBytes int
+
+	// PollMin is the time between reads while events arrive. Defaults to 2 ms.
+	PollMin time.Duration
+
+	// PollMax is the time between reads that an idle relay backs off to.
+	// Defaults to 100 ms.
+	PollMax time.Duration
+
+	// CheckpointEvery is the number of acknowledged events after which the
+	// cursor is stored. What was acknowledged since is published a second time
+	// after a crash. Defaults to 5000.
+	CheckpointEvery int
+
+	// CheckpointInterval is the time after which the cursor is stored if
+	// anything was acknowledged. Defaults to one second.
+	CheckpointInterval time.Duration
+
+	// TopicCheck is the time between checks that a topic in use is still what
+	// it was: its partition count, its configuration. Defaults to one minute.
+	TopicCheck time.Duration
+
+	// Grace is how long a stop waits for requests in flight. What is not
+	// acknowledged by then is published a second time by the next instance.
+	// Defaults to 10 s.
+	Grace time.Duration
+
+	// AllowUnsafeDatabase accepts a server with fsync or full_page_writes off,
+	// on which no promise holds. For tests on throw-away servers. Defaults to
+	// false.
+	AllowUnsafeDatabase bool
+
+	// Logger receives what an operator should know. Defaults to slog.Default.
+	Logger *slog.Logger
+
+	// Hooks are told what happens. Defaults to nobody.
+	Hooks Hooks
+
+	signals signals
+}
+
+func (c Config) withDefaults() Config {
+	set := func(v *int, d int) {
+		if *v == 0 {
+			*v = d
+		}
+	}
+	wait := func(v *time.Duration, d time.Duration) {
+		if *v == 0 {
+			*v = d
+		}
+	}
+	if c.Schema == "" {
+		c.Schema = schema.Default
+	}
+	if c.Name == "" {
+		host, err := os.Hostname()
+		if err != nil {
+			host = "unknown"
+		}
+		c.Name = fmt.Sprintf("%s/%d", host, os.Getpid())
+	}
+	wait(&c.LeaseTTL, 10*time.Second)
+	set(&c.PageSize, 4000)
+	set(&c.MaxBytesInFlight, 16<<20)
+	set(&c.PageBytes, c.MaxBytesInFlight/4)
+	set(&c.BatchRecords, 500)
+	set(&c.BatchBytes, 640<<10)
+	set(&c.MaxRecordBytes, outbox.MaxRecordBytes)
+	wait(&c.PollMin, 2*time.Millisecond)
+	wait(&c.PollMax, max(100*time.Millisecond, c.PollMin))
+	set(&c.CheckpointEvery, 5000)
+	wait(&c.CheckpointInterval, time.Second)
+	wait(&c.TopicCheck, time.Minute)
+	wait(&c.Grace, 10*time.Second)
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	return c
+}
+
+// Validate reports everything that is wrong with c, each with the remedy.
+// [Run] calls it.
+func (c Config) Validate() error {
+	c = c.withDefaults()
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf("relay: "+format, args...)) }
+	if err := schema.Validate(c.Schema); err != nil {
+		bad("%w", err)
+	}
+	if len(c.Name) > 255 {
+		bad("the instance name has %d bytes: use at most 255", len(c.Name))
+	}
+	if c.LeaseTTL < time.Second || c.LeaseTTL > 24*time.Hour {
+		bad("lease time %v: use 1s to 24h; 10s is a good start", c.LeaseTTL)
+	}
+	for _, n := range []struct {
+		name  string
+		value int
+	}{
+		{"page size", c.PageSize}, {"page bytes", c.PageBytes}, {"batch records", c.BatchRecords}, {"batch bytes", c.BatchBytes},
+		{"max record bytes", c.MaxRecordBytes}, {"checkpoint every", c.CheckpointEvery},
+	} {
+		if n.value < 0 {
+			bad("%s is %d: use a positive number, or leave it out for the default", n.name, n.value)
+		}
+	}
+	for _, d := range []struct {
+		name  string
+		value time.Duration
+	}{
+		{"poll min", c.PollMin}, {"poll max", c.PollMax}, {"checkpoint interval", c.CheckpointInterval}, {"topic check", c.TopicCheck}, {"grace", c.Grace},
+	} {
+		if d.value < 0 {
+			bad("%s is %v: use a positive duration, or leave it out for the default", d.name, d.value)
+		}
+	}
+	if c.MaxBytesInFlight < 4<<20 {
+		bad("max bytes in flight is %d: use at least 4 MiB, so that the largest events fit", c.MaxBytesInFlight)
+	}
+	if c.PageBytes > c.MaxBytesInFlight/2 {
+		bad("page bytes is %d: use at most half of max bytes in flight, which is %d", c.PageBytes, c.MaxBytesInFlight)
+	}
+	if c.PollMax < c.PollMin {
+		bad("poll max %v is below poll min %v: swap them", c.PollMax, c.PollMin)
+	}
+	return errors.Join(errs...)
+}

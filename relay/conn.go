@@ -1,0 +1,102 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// readerSettings make the plans of reader.go's statements what they must be,
+// whatever the statistics say: an index, walked in order, and no more of it
+// than the page. A plan made for one set of parameters is not better, only
+// less certain.
+const readerSettings = `
+set application_name = 'fenceline relay reader';
+set plan_cache_mode = force_generic_plan;
+set jit = off;
+set max_parallel_workers_per_gather = 0;
+set enable_seqscan = off;
+set enable_bitmapscan = off;
+set work_mem = '32MB';
+set default_transaction_isolation = 'read committed'`
+
+const writerSettings = `
+set application_name = 'fenceline relay checkpoint';
+set default_transaction_isolation = 'read committed';
+set default_transaction_read_only = off`
+
+// PoolerError is returned by [Run] when something between the relay and
+// PostgreSQL, a pooler in transaction mode usually, hands its sessions from one
+// backend to another. Point the relay's DSN at PostgreSQL itself; producers may
+// go on using the pooler.
+type PoolerError struct {
+	// Reason is what was seen.
+	Reason string
+}
+
+// Error implements error.
+func (e *PoolerError) Error() string {
+	return fmt.Sprintf("relay: a connection pooler is in the way: %s; connect the relay to PostgreSQL directly, or to the pooler in session mode (producers may use transaction mode)", e.Reason)
+}
+
+// dial takes a connection out of the pool for good: whoever holds it must know
+// when it breaks, and a pool would hide that.
+func dial(ctx context.Context, pool *pgxpool.Pool, settings string) (*pgx.Conn, error) {
+	c, err := pool.Acquire(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("relay: connect: %w", err)
+	}
+	conn := c.Hijack()
+	if _, err := conn.Exec(ctx, settings); err != nil {
+		hangUp(conn)
+		return nil, fmt.Errorf("relay: prepare the connection: %w", err)
+	}
+	return conn, nil
+}
+
+func hangUp(conn *pgx.Conn) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	_ = conn.Close(ctx) // nothing is open on it; the server ends it in any case
+}
+
+// pinned makes sure that a session stays with one backend, and gives its pid.
+//
+// A direct connection is known by its pid: the server has told it at connect.
+// A pooler tells another one. Then the session is tried: while other holds a
+// backend in a transaction, a pooler in transaction mode has to give conn a
+// different one than it had, or none.
+func pinned(ctx context.Context, conn, other *pgx.Conn) (uint32, error) {
+	// Without a prepared statement, which another backend would not know.
+	const ask, plain = "select pg_backend_pid()", pgx.QueryExecModeSimpleProtocol
+	var before, after uint32
+	if err := conn.QueryRow(ctx, ask, plain).Scan(&before); err != nil {
+		return 0, fmt.Errorf("relay: check the connection: %w", err)
+	}
+	if before == conn.PgConn().PID() {
+		return before, nil
+	}
+	tx, err := other.Begin(ctx)
+	if err != nil {
+		return 0, fmt.Errorf("relay: check the connection: %w", err)
+	}
+	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }()
+	if _, err := tx.Exec(ctx, ask, plain); err != nil {
+		return 0, fmt.Errorf("relay: check the connection: %w", err)
+	}
+	soon, cancel := context.WithTimeout(ctx, 3*time.Second)
+	defer cancel()
+	switch err := conn.QueryRow(soon, ask, plain).Scan(&after); {
+	case err != nil && errors.Is(soon.Err(), context.DeadlineExceeded):
+		return 0, &PoolerError{Reason: "a second session gets no backend while the first one has a transaction open"}
+	case err != nil:
+		return 0, fmt.Errorf("relay: check the connection: %w", err)
+	case before != after:
+		return 0, &PoolerError{Reason: fmt.Sprintf("one session ran on backend %d and then on backend %d", before, after)}
+	}
+	return before, nil
+}

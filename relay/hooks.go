@@ -1,0 +1,57 @@
+package relay
+
+import "time"
+
+// Hooks are told what the relay does, for metrics and alarms. Each may be nil.
+// They are called from several goroutines at once, on the path of the events:
+// they must return quickly, and must not call back into the relay.
+type Hooks struct {
+	// Acknowledged is called when Kafka has acknowledged a batch and before
+	// the relay takes note of it: a process that dies in here leaves events
+	// that are in the log and will be published a second time. It must not
+	// keep or change the batch.
+	Acknowledged func(b *Batch)
+
+	// Published is called when the relay has taken note of an acknowledged
+	// batch: its topic and partition, how many records and bytes (as read, an
+	// upper estimate of what was sent), and how long ago the oldest of them was
+	// appended, by this machine's clock.
+	Published func(topic string, partition, records, bytes int, age time.Duration)
+
+	// Retried is called after each attempt that has to be made again, with the
+	// number of attempts so far. It says nothing against the events.
+	Retried func(topic string, partition, attempts int, err error)
+
+	// OutageBegan is called when the first of the partitions fails, and
+	// OutageEnded when all of them go on.
+	OutageBegan func(err error)
+	OutageEnded func(lasted time.Duration)
+
+	// Held is called when a stream is held because the broker refuses a record.
+	Held func(s HeldStream)
+
+	// Forked is called when a topic is refused; Joined when it has caught up
+	// and flows with the rest again.
+	Forked func(topic, reason string)
+	Joined func(topic string)
+
+	// Checkpointed is called when the cursor was stored, with the number of
+	// events acknowledged since the last time and how long it took.
+	Checkpointed func(events int, took time.Duration)
+
+	// LeaseGained is called when this instance becomes the active one, under
+	// this token; LeaseLost when it no longer is, except by a clean stop.
+	LeaseGained func(epoch, token int64)
+	LeaseLost   func(err error)
+}
+
+// signals let tests see and cut what happens inside. All are nil, and do
+// nothing, in any other program.
+type signals struct {
+	loaded func(main cursor)            // the cursor was read from the database
+	read   func(main cursor, rows int)  // after each read of the main flow
+	crash  func(point string) bool      // true: drop everything here, as a killed process would
+	joined func(topic string, s string) // a fork has joined, at this snapshot
+}
+
+func (s signals) crashAt(point string) bool { return s.crash != nil && s.crash(point) }

@@ -1,0 +1,175 @@
+package relay
+
+import (
+	"errors"
+	"net"
+	"sync"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// pooler is what a connection pooler does, in little: in transaction mode a
+// client has a backend only from the first statement of a transaction to its
+// end, in session mode until it goes.
+type pooler struct {
+	t       testing.TB
+	dsn     string
+	session bool
+
+	mu   sync.Mutex
+	idle []*pgconn.HijackedConn // the last one in is the first one out
+}
+
+func startPooler(t testing.TB, dsn string, session bool) (addr string) {
+	t.Helper()
+	p := &pooler{t: t, dsn: dsn, session: session}
+	ear, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var clients sync.WaitGroup
+	t.Cleanup(func() {
+		_ = ear.Close()
+		clients.Wait()
+		for _, s := range p.idle {
+			_ = s.Conn.Close()
+		}
+	})
+	clients.Add(1)
+	go func() {
+		defer clients.Done()
+		for {
+			c, err := ear.Accept()
+			if err != nil {
+				return
+			}
+			clients.Add(1)
+			go func() {
+				defer clients.Done()
+				p.serve(c)
+				_ = c.Close()
+			}()
+		}
+	}()
+	return ear.Addr().String()
+}
+
+func (p *pooler) take() (*pgconn.HijackedConn, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if n := len(p.idle); n > 0 {
+		s := p.idle[n-1]
+		p.idle = p.idle[:n-1]
+		return s, nil
+	}
+	c, err := pgconn.Connect(bg, p.dsn)
+	if err != nil {
+		return nil, err
+	}
+	return c.Hijack()
+}
+
+func (p *pooler) serve(c net.Conn) {
+	client := pgproto3.NewBackend(c, c)
+	for {
+		m, err := client.ReceiveStartupMessage()
+		if err != nil {
+			return
+		}
+		if _, encrypted := m.(*pgproto3.SSLRequest); encrypted {
+			if _, err := c.Write([]byte{'N'}); err != nil {
+				return
+			}
+			continue
+		}
+		break
+	}
+	client.Send(&pgproto3.AuthenticationOk{})
+	client.Send(&pgproto3.ParameterStatus{Name: "server_version", Value: "15"})
+	client.Send(&pgproto3.ParameterStatus{Name: "client_encoding", Value: "UTF8"})
+	client.Send(&pgproto3.ParameterStatus{Name: "standard_conforming_strings", Value: "on"})
+	client.Send(&pgproto3.BackendKeyData{ProcessID: 4242, SecretKey: []byte{1, 2, 3, 4}})
+	client.Send(&pgproto3.ReadyForQuery{TxStatus: 'I'})
+	if client.Flush() != nil {
+		return
+	}
+	var server *pgconn.HijackedConn
+	defer func() {
+		if server != nil {
+			_ = server.Conn.Close()
+		}
+	}()
+	for {
+		m, err := client.Receive()
+		if err != nil {
+			return
+		}
+		if _, bye := m.(*pgproto3.Terminate); bye {
+			return
+		}
+		if server == nil {
+			if server, err = p.take(); err != nil {
+				p.t.Error(err)
+				return
+			}
+		}
+		server.Frontend.Send(m)
+		switch m.(type) {
+		case *pgproto3.Query, *pgproto3.Sync:
+		default:
+			continue
+		}
+		if server.Frontend.Flush() != nil {
+			return
+		}
+		for {
+			answer, err := server.Frontend.Receive()
+			if err != nil {
+				return
+			}
+			client.Send(answer)
+			if ready, ok := answer.(*pgproto3.ReadyForQuery); ok {
+				if client.Flush() != nil {
+					return
+				}
+				if ready.TxStatus == 'I' && !p.session {
+					p.mu.Lock()
+					p.idle = append(p.idle, server)
+					p.mu.Unlock()
+					server = nil
+				}
+				break
+			}
+		}
+	}
+}
+
+func TestAPoolerInTransactionModeIsRefusedWithTheRemedy(t *testing.T) {
+	t.Parallel()
+	for _, session := range []bool{false, true} {
+		pool, kafka := fresh(t, "a")
+		cfg := pool.Config()
+		addr := startPooler(t, cfg.ConnString(), session)
+		through, err := pgxpool.New(bg, "postgres://postgres@"+addr+"/"+cfg.ConnConfig.Database+"?sslmode=disable&default_query_exec_mode=exec")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(through.Close)
+		if !session {
+			err := runFor(t, through, kafka, quick())
+			var pe *PoolerError
+			if !errors.As(err, &pe) {
+				t.Errorf("Run gives %v", err)
+			}
+			t.Log(err)
+			continue
+		}
+		r := startRelay(t, through, kafka, quick())
+		newProducer(t, pool, "k").publish("a", "x")
+		eventually(t, "in session mode it is accepted", func() bool { return kafka.has("a", "x") })
+		r.end()
+	}
+}

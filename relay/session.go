@@ -1,0 +1,192 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/fenceline/fenceline/fencing"
+)
+
+// maxAhead bounds the events that were read and are not behind the cursor,
+// however small: what one partition that stands still can keep the others from
+// having recorded, and so what is published a second time after a crash then.
+const maxAhead = 100_000
+
+// refreshAfter is how far the sequence may be ahead of the pair's L before a
+// checkpoint is made for the pair's sake: each poll walks over the rows between.
+const refreshAfter = 10_000
+
+// session is the relay from one connection to the next. Everything it knows it
+// has read from the database on connections that have not broken since; when
+// one breaks it ends, and another begins from what is stored. After a crash
+// PostgreSQL gives transaction ids out a second time, and a cursor that was
+// kept in memory would count them as seen.
+type session struct {
+	cfg   Config
+	log   *slog.Logger
+	sql   *statements
+	pub   Publisher
+	lease fencing.Position
+
+	reader *reader
+	writer *pgx.Conn
+
+	// soft ends reading, hard ends everything.
+	soft, hard             context.Context
+	cancelSoft, cancelHard context.CancelFunc
+	background, lanes      sync.WaitGroup
+
+	pins *pins
+	wake chan struct{} // the reading goroutine: there may be something to do
+	due  chan struct{} // the checkpointing one
+
+	outages outages
+
+	mu       sync.Mutex
+	err      error // why it ends, if not by a clean stop
+	ending   bool  // no goroutine starts any more
+	main     flow
+	window   cursor // the newest window that the main flow has opened in this session
+	pairLow  int64  // L of the newest committed pair
+	stale    bool   // the pair should be made anew
+	topics   map[string]*topic
+	held     map[streamKey]*hold
+	forks    map[string]*fork
+	inFlight int  // weight of rows on their way
+	starved  bool // the reader waits for room
+	acks     int  // acknowledged since the last checkpoint
+}
+
+// streamKey names a stream.
+type streamKey struct{ topic, key string }
+
+// openSession connects and loads. The error is the database's or a *PoolerError.
+func openSession(ctx context.Context, pool *pgxpool.Pool, pub Publisher, cfg Config, sql *statements, pins *pins, lease fencing.Position) (_ *session, err error) {
+	s := &session{
+		cfg: cfg, log: cfg.Logger, sql: sql, pub: pub, pins: pins, lease: lease,
+		wake: make(chan struct{}, 1), due: make(chan struct{}, 1),
+		topics: map[string]*topic{}, held: map[streamKey]*hold{}, forks: map[string]*fork{},
+	}
+	s.outages.s = s
+	conn, err := dial(ctx, pool, readerSettings)
+	if err != nil {
+		return nil, err
+	}
+	s.reader = &reader{conn: conn, sql: sql, rows: cfg.PageSize, bytes: cfg.PageBytes}
+	defer func() {
+		if err != nil {
+			s.close()
+		}
+	}()
+	if s.writer, err = dial(ctx, pool, writerSettings); err != nil {
+		return nil, err
+	}
+	if s.reader.pid, err = pinned(ctx, conn, s.writer); err != nil {
+		return nil, err
+	}
+	return s, s.load(ctx)
+}
+
+func (s *session) close() {
+	hangUp(s.reader.conn)
+	if s.writer != nil {
+		hangUp(s.writer)
+	}
+}
+
+// run publishes until ctx ends, which is a clean stop and gives nil, or
+// something breaks: the lease, a connection, the producer.
+func (s *session) run(ctx context.Context, lease context.Context) error {
+	defer s.close()
+	s.soft, s.cancelSoft = context.WithCancel(ctx)
+	s.hard, s.cancelHard = context.WithCancel(context.WithoutCancel(ctx))
+	defer s.cancelHard()
+	defer context.AfterFunc(lease, func() { s.fail(context.Cause(lease)) })()
+
+	for _, work := range []func() error{s.read, s.checkpoints, s.watchTopics} {
+		s.background.Add(1)
+		go func() {
+			defer s.background.Done()
+			if err := work(); err != nil {
+				s.fail(err)
+			}
+		}()
+	}
+	s.askAgain()
+	<-s.soft.Done()
+	s.mu.Lock()
+	s.ending = true
+	s.mu.Unlock()
+	s.background.Wait()
+	if s.failed() == nil {
+		s.finish()
+	}
+	s.cancelHard()
+	s.lanes.Wait()
+	s.outages.end()
+	return s.failed()
+}
+
+// finish waits for the requests in flight, but not for what is queued, and
+// stores the cursor.
+func (s *session) finish() {
+	idle := make(chan struct{})
+	go func() { s.lanes.Wait(); close(idle) }()
+	grace := time.NewTimer(s.cfg.Grace)
+	defer grace.Stop()
+	select {
+	case <-idle:
+	case <-grace.C:
+		s.log.Warn("grace time is over; requests in flight are abandoned and will be published again", "grace", s.cfg.Grace)
+	}
+	s.cancelHard()
+	<-idle
+	if s.failed() != nil {
+		return // the lease ended meanwhile
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	if err := s.checkpoint(ctx, true); err != nil {
+		s.log.Warn("last checkpoint failed; what was published since the one before will be published again", "error", err)
+	}
+}
+
+// fail ends the session for a reason. The first reason counts.
+func (s *session) fail(err error) {
+	s.mu.Lock()
+	if s.err == nil {
+		s.err = err
+	}
+	s.mu.Unlock()
+	s.cancelSoft()
+	s.cancelHard()
+}
+
+func (s *session) failed() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.err
+}
+
+// errCrash is what a test's crash ends a session with.
+var errCrash = errors.New("relay: crashed by a test")
+
+func (s *session) crash(point string) error {
+	if s.cfg.signals.crashAt(point) {
+		return errCrash
+	}
+	return nil
+}
+
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
