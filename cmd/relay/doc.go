@@ -1,0 +1,12 @@
+// Relay carries committed events from the outbox to Kafka, and keeps the
+// schema.
+//
+//	relay run            carry events until told to stop
+//	relay migrate …      create, change, inspect or remove the schema
+//	relay status         what the relay has to do, and what keeps it from it
+//	relay version
+//
+// Each setting is a flag and an environment variable; "relay <command> -help"
+// prints them. It exits with 0 when it was stopped or is done, 1 when the work
+// could not be done, 2 when the command line or the environment is wrong.
+package main

@@ -1,0 +1,128 @@
+package main
+
+import (
+	"fmt"
+	"net"
+	"net/url"
+	"strings"
+	"testing"
+
+	"github.com/fenceline/fenceline/internal/cmdtest"
+	"github.com/fenceline/fenceline/internal/kafkatest"
+	"github.com/fenceline/fenceline/internal/pgmigrated"
+)
+
+// nobody is an address at which nothing listens.
+func nobody(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close() //nolint:errcheck // only the port was wanted
+	return l.Addr().String()
+}
+
+// with changes a connection string.
+func with(t *testing.T, dsn string, change func(*url.URL)) string {
+	t.Helper()
+	u, err := url.Parse(dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	change(u)
+	return u.String()
+}
+
+func TestAnUnusableDatabaseEndsWith1AndNamesItNotThePassword(t *testing.T) {
+	dsn := cmdtest.Database(t)
+	u, err := url.Parse(dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		dsn   string
+		texts []string
+	}{
+		"unreachable":    {"postgres://u:" + secret + "@" + nobody(t) + "/db", []string{"refused", "check host and port in -postgres", `database "db"`, `user "u"`}},
+		"no such host":   {"postgres://u:" + secret + "@nowhere.invalid/db", []string{"nowhere.invalid", "-postgres"}},
+		"wrong password": {with(t, dsn, func(u *url.URL) { u.User = url.UserPassword("postgres", secret) }), []string{u.Host, "password authentication failed", "check user and password"}},
+		"no such login":  {with(t, dsn, func(u *url.URL) { u.User = url.UserPassword("nobody", secret) }), []string{"nobody", "check user and password"}},
+		"no such database": {with(t, dsn, func(u *url.URL) { u.Path = "/nothing_here" }),
+			[]string{`database "nothing_here" does not exist`, "create it"}},
+	} {
+		for _, command := range []string{"run -kafka 127.0.0.1:1", "status", "migrate up", "migrate status"} {
+			t.Run(name+"/"+command, func(t *testing.T) {
+				r := cmdtest.Run(t, cmdtest.Env{"FENCELINE_POSTGRES_DSN=" + c.dsn}, "relay", strings.Fields(command)...)
+				want(t, r, 1, append(c.texts, "relay: can't use PostgreSQL at ")...)
+				if password, _ := u.User.Password(); strings.Contains(r.All(), password) {
+					t.Error("the real password was printed")
+				}
+				if n := strings.Count(r.All(), "\n"); n != 1 {
+					t.Errorf("%d lines, want one:\n%s", n, r.All())
+				}
+			})
+		}
+	}
+}
+
+func TestASchemaThatDoesNotFitEndsWith1AndSaysWhatIsThereAndWhatIsNeeded(t *testing.T) {
+	broker := kafkatest.Broker(t)
+	for name, c := range map[string]struct {
+		prepare []string // relay commands
+		sql     string
+		texts   []string
+	}{
+		"missing": {nil, "", []string{"schema missing", "have migration 0, want 1", "relay migrate up"}},
+		"too old: only the consumer's part": {[]string{"migrate up -part consumer"}, "",
+			[]string{"producer part", "have migration 0, want 1", "relay migrate up"}},
+		"too new": {[]string{"migrate up"}, "insert into fenceline.schema_version (part, version, name, checksum, min_library, schema_name) select part, 7, 'later', checksum, 7, schema_name from fenceline.schema_version where part = 'producer'",
+			[]string{"library too old", "have library level 1, want at least 7", "upgrade this program"}},
+		"renamed": {[]string{"migrate up -schema before"}, "alter schema before rename to fenceline",
+			[]string{`migrated under the name "before"`, "alter schema"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			env := cmdtest.Env{"FENCELINE_POSTGRES_DSN=" + cmdtest.Database(t), "FENCELINE_KAFKA_BROKERS=" + broker}
+			for _, command := range c.prepare {
+				want(t, cmdtest.Run(t, env, "relay", strings.Fields(command)...), 0)
+			}
+			if c.sql != "" {
+				cmdtest.Exec(t, strings.TrimPrefix(env[0], "FENCELINE_POSTGRES_DSN="), c.sql)
+			}
+			want(t, cmdtest.Run(t, env, "relay", "run"), 1, c.texts...)
+			want(t, cmdtest.Run(t, env, "relay", "status"), 1, c.texts...)
+		})
+	}
+}
+
+func TestALoginWithoutTheRoleIsToldWhichOneToGrant(t *testing.T) {
+	dsn := cmdtest.Migrated(t)
+	env := cmdtest.Env{"FENCELINE_POSTGRES_DSN=" + pgmigrated.Login(t, dsn), "FENCELINE_KAFKA_BROKERS=" + kafkatest.Broker(t)}
+	want(t, cmdtest.Run(t, env, "relay", "run"), 1, "grant", "fenceline_relay")
+	want(t, cmdtest.Run(t, env, "relay", "status"), 1, "grant", "fenceline_monitor")
+	env[0] = "FENCELINE_POSTGRES_DSN=" + pgmigrated.Login(t, dsn, "monitor")
+	want(t, cmdtest.Run(t, env, "relay", "run"), 1, "fenceline_relay")
+}
+
+func TestAnUnreachableBrokerEndsWith1(t *testing.T) {
+	addr := nobody(t)
+	env := cmdtest.Env{"FENCELINE_POSTGRES_DSN=" + cmdtest.Migrated(t), "FENCELINE_KAFKA_BROKERS=" + addr}
+	want(t, cmdtest.Run(t, env, "relay", "run"), 1, "no Kafka broker can be reached at "+addr, "check -kafka", "refused")
+}
+
+func TestTopicsThatCannotBeUsedEndWith1AndAreAllNamed(t *testing.T) {
+	broker := kafkatest.Broker(t)
+	compacted := kafkatest.Topic(t, broker, 1, "cleanup.policy=compact")
+	small := kafkatest.Topic(t, broker, 1, "max.message.bytes=1000")
+	good := kafkatest.Topic(t, broker, 1)
+	missing := kafkatest.Name(t)
+	env := cmdtest.Env{"FENCELINE_POSTGRES_DSN=" + cmdtest.Migrated(t), "FENCELINE_KAFKA_BROKERS=" + broker}
+	r := cmdtest.Run(t, env, "relay", "run", "-topics", strings.Join([]string{missing, compacted, good, small}, ","))
+	want(t, r, 1,
+		fmt.Sprintf("topic %q: ", missing), "create it",
+		fmt.Sprintf("topic %q: its cleanup.policy is \"compact\"", compacted), "set cleanup.policy=delete",
+		fmt.Sprintf("topic %q: its max.message.bytes is 1000", small), "set max.message.bytes to at least")
+	if strings.Contains(r.All(), fmt.Sprintf("topic %q", good)) {
+		t.Errorf("the good topic is complained about:\n%s", r.All())
+	}
+}

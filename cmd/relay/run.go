@@ -1,0 +1,83 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/fenceline/fenceline/internal/config"
+	"github.com/fenceline/fenceline/internal/schema"
+	"github.com/fenceline/fenceline/internal/version"
+	"github.com/fenceline/fenceline/outbox"
+	"github.com/fenceline/fenceline/relay"
+	"github.com/fenceline/fenceline/relay/kafkapub"
+)
+
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	var (
+		postgres config.Postgres
+		kafka    config.Kafka
+		log      config.Log
+		topics   []string
+		timeout  time.Duration
+		cfg      relay.Config
+	)
+	s := config.New("relay run", "Carries committed events from the outbox to Kafka until told to stop. One instance is active at a time; further ones stand by and take over.")
+	postgres.Register(s)
+	kafka.Register(s)
+	s.List(&topics, "topics", "TOPICS", "", "topics to check before the start, separated by commas; others are checked when their first event comes")
+	s.String(&cfg.Name, "instance", "INSTANCE", "", "name of this instance in logs and in its lease; host name and process id if empty")
+	s.Duration(&cfg.LeaseTTL, "lease-ttl", "LEASE_TTL", 10*time.Second, time.Second, 24*time.Hour, "time after which a standby takes over from an instance that has died")
+	s.Duration(&cfg.Grace, "grace", "GRACE", 10*time.Second, 0, time.Hour, "time that a stop waits for Kafka's answers; what is open then is published a second time")
+	s.Duration(&cfg.PollMax, "poll-max", "POLL_MAX", 100*time.Millisecond, 2*time.Millisecond, time.Minute, "longest time between two looks for new events when there are none")
+	s.Duration(&timeout, "kafka-timeout", "KAFKA_TIMEOUT", 30*time.Second, time.Second, 10*time.Minute, "time that one request to Kafka may take")
+	log.Register(s)
+	if err := config.Parse(s, args, stdout); err != nil {
+		return err
+	}
+	cfg.Schema, cfg.Logger = postgres.Schema, log.Logger(stderr)
+	if err := cfg.Validate(); err != nil {
+		return &config.UsageError{Err: err}
+	}
+	pool, err := postgres.Open(ctx, "relay")
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	if err := kafka.Reach(ctx); err != nil {
+		return err
+	}
+	publisher, err := kafkapub.New(kafkapub.Config{Brokers: kafka.Brokers, Timeout: timeout, Logger: cfg.Logger})
+	if err != nil {
+		return &config.UsageError{Err: err}
+	}
+	defer publisher.Close() //nolint:errcheck // at the end of the process
+	if err := checkTopics(ctx, publisher, topics, timeout); err != nil {
+		return err
+	}
+	cfg.Logger.Info("relay starting", "version", version.String(), "schema", cfg.Schema, "brokers", kafka.Brokers)
+	return config.NeedsRole(relay.Run(ctx, pool, publisher, cfg), cfg.Schema, schema.KindRelay)
+}
+
+// checkTopics refuses topics that the relay would refuse, before it starts:
+// all of them, each with what to do.
+func checkTopics(ctx context.Context, publisher relay.Publisher, topics []string, timeout time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	var errs []error
+	for _, name := range topics {
+		topic, err := publisher.Describe(ctx, name)
+		if err == nil {
+			err = relay.CheckTopic(topic, outbox.MaxRecordBytes)
+		}
+		if err != nil {
+			errs = append(errs, err)
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("topics of -topics can't be used:\n%w", err)
+	}
+	return nil
+}

@@ -1,0 +1,203 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/fenceline/fenceline/internal/config"
+	"github.com/fenceline/fenceline/internal/schema"
+	"github.com/fenceline/fenceline/relay"
+)
+
+// late is the age from which a waiting event is worth a word: a relay that
+// works publishes within a second.
+const late = time.Minute
+
+func status(ctx context.Context, args []string, stdout, _ io.Writer) error {
+	var (
+		postgres config.Postgres
+		asJSON   bool
+	)
+	s := config.New("relay status", "Prints what waits to be published, who publishes it, and what stands in the way, each with what to do. "+
+		"It asks the database only, so it needs neither Kafka nor a running relay; a login with the role <schema>_monitor is enough. "+
+		"It exits with 0 whatever it finds, with 1 if database or schema can't be used.")
+	postgres.Register(s)
+	s.Bool(&asJSON, "json", "", "print one JSON object, ages in seconds")
+	if err := config.Parse(s, args, stdout); err != nil {
+		return err
+	}
+	pool, err := postgres.Open(ctx, "relay status")
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	st, err := relay.ReadStatus(ctx, pool, postgres.Schema)
+	if err != nil {
+		return config.NeedsRole(err, postgres.Schema, schema.KindMonitor)
+	}
+	r := newStatusReport(postgres.Schema, st)
+	if asJSON {
+		e := json.NewEncoder(stdout)
+		e.SetIndent("", "  ")
+		e.SetEscapeHTML(false)
+		return e.Encode(r)
+	}
+	_, err = io.WriteString(stdout, r.text())
+	return err
+}
+
+// statusReport is what "relay status" prints. Its JSON names are relied on by
+// scripts: add some, change none.
+type statusReport struct {
+	Schema  string        `json:"schema"`
+	Now     time.Time     `json:"now"`
+	Active  *activeRelay  `json:"active"` // null: no instance holds the lease
+	Backlog waiting       `json:"backlog"`
+	Cursor  *storedCursor `json:"cursor"` // null: nothing was published yet
+	Held    []heldStream  `json:"held_streams"`
+	Refused []refused     `json:"refused_topics"`
+	ToDo    []string      `json:"to_do"`
+}
+
+type activeRelay struct {
+	Instance     string    `json:"instance"`
+	Epoch        int64     `json:"epoch"`
+	Token        int64     `json:"token"`
+	LeaseExpires time.Time `json:"lease_expires"`
+}
+
+type waiting struct {
+	Events    int64   `json:"events"`
+	AtLeast   bool    `json:"at_least"` // counting stopped there
+	OldestAge float64 `json:"oldest_age_seconds"`
+}
+
+type storedCursor struct {
+	Age float64 `json:"age_seconds"`
+}
+
+type heldStream struct {
+	Topic  string    `json:"topic"`
+	Key    string    `json:"key"`
+	Epoch  int64     `json:"epoch"`
+	Seq    int64     `json:"seq"`
+	Pos    int64     `json:"pos"`
+	Since  time.Time `json:"since"`
+	Reason string    `json:"reason"`
+	Detail string    `json:"detail"`
+	ToDo   string    `json:"to_do"`
+}
+
+type refused struct {
+	Topic   string    `json:"topic"`
+	Since   time.Time `json:"since"`
+	Events  int64     `json:"events"`
+	AtLeast bool      `json:"at_least"`
+	Reason  string    `json:"reason"`
+	Detail  string    `json:"detail"`
+	ToDo    string    `json:"to_do"`
+}
+
+func newStatusReport(name string, st relay.Status) statusReport {
+	r := statusReport{
+		Schema: name, Now: st.Now.UTC(),
+		Backlog: waiting{st.Backlog, st.More, st.Oldest.Seconds()},
+		Held:    []heldStream{}, Refused: []refused{}, ToDo: []string{},
+	}
+	if st.Holder != "" {
+		r.Active = &activeRelay{st.Holder, st.Epoch, st.Token, st.LeaseExpires.UTC()}
+	}
+	if st.Published {
+		r.Cursor = &storedCursor{st.CursorAge.Seconds()}
+	}
+	for _, h := range st.Held {
+		r.Held = append(r.Held, heldStream{h.Topic, h.Key, h.Epoch, h.Seq, h.Pos, h.Since.UTC(), h.Reason, h.Detail,
+			"find out why the broker refuses this record (the topic's max.message.bytes, a rule of the broker's) and mend that; until the stream is resumed, this event and all later ones of the stream stay in the outbox, so don't delete the row in relay_held"})
+	}
+	for _, f := range st.Forks {
+		r.Refused = append(r.Refused, refused{f.Topic, f.Since.UTC(), f.Backlog, f.More, f.Reason, f.Detail,
+			"mend what the reason names; the relay asks the broker again every few seconds and goes on by itself"})
+	}
+	if st.Holder == "" && st.Backlog > 0 {
+		r.ToDo = append(r.ToDo, "events wait and no relay is active: start one with \"relay run\"; if one runs, its log says what keeps it")
+	}
+	if st.Holder != "" && st.Oldest > late && len(st.Forks) == 0 {
+		r.ToDo = append(r.ToDo, fmt.Sprintf("an event has been waiting for %s: look into the log of %s for an outage of Kafka, and whether more is committed than it can carry", age(st.Oldest), st.Holder))
+	}
+	return r
+}
+
+func (r statusReport) text() string {
+	var b strings.Builder
+	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
+
+	line("schema   %s, at %s on the database's clock", r.Schema, clock(r.Now))
+	if a := r.Active; a != nil {
+		line("active   %s, epoch %d, token %d; its lease ends in %s unless renewed", a.Instance, a.Epoch, a.Token, age(a.LeaseExpires.Sub(r.Now)))
+	} else {
+		line("active   none")
+	}
+	switch {
+	case r.Backlog.Events == 0:
+		line("backlog  none")
+	default:
+		line("backlog  %s, the oldest has waited %s", events(r.Backlog.Events, r.Backlog.AtLeast), age(seconds(r.Backlog.OldestAge)))
+	}
+	if r.Cursor != nil {
+		line("cursor   stored %s ago (an idle relay stores nothing)", age(seconds(r.Cursor.Age)))
+	} else {
+		line("cursor   never stored: nothing was published yet")
+	}
+	line("held     %s", count(len(r.Held), "stream"))
+	for _, h := range r.Held {
+		line("  topic %q, key %q, from epoch %d, seq %d (pos %d) on, since %s\n    reason: %s\n    to do:  %s", h.Topic, h.Key, h.Epoch, h.Seq, h.Pos, clock(h.Since), h.Reason, h.ToDo)
+	}
+	line("refused  %s", count(len(r.Refused), "topic"))
+	for _, f := range r.Refused {
+		line("  topic %q since %s, %s waiting\n    reason: %s\n    to do:  %s", f.Topic, clock(f.Since), events(f.Events, f.AtLeast), f.Reason, f.ToDo)
+	}
+	for _, what := range r.ToDo {
+		line("to do    %s", what)
+	}
+	return b.String()
+}
+
+func clock(t time.Time) string { return t.UTC().Format(time.RFC3339) }
+
+func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
+
+// age is a duration as a person says it.
+func age(d time.Duration) string {
+	switch {
+	case d < time.Second:
+		return d.Round(time.Millisecond).String()
+	case d < time.Minute:
+		return d.Round(100 * time.Millisecond).String()
+	}
+	return d.Round(time.Second).String()
+}
+
+func events(n int64, more bool) string {
+	word := "events"
+	if n == 1 {
+		word = "event"
+	}
+	if more {
+		return fmt.Sprintf("at least %d %s", n, word)
+	}
+	return fmt.Sprintf("%d %s", n, word)
+}
+
+func count(n int, thing string) string {
+	switch n {
+	case 0:
+		return "none"
+	case 1:
+		return "1 " + thing
+	}
+	return fmt.Sprintf("%d %ss", n, thing)
+}

@@ -1,0 +1,122 @@
+package config
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"time"
+
+	"github.com/fenceline/fenceline/internal/schema"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// Postgres is the settings of a command's database.
+type Postgres struct {
+	DSN    string
+	Schema string
+}
+
+// Register adds them to a set.
+func (p *Postgres) Register(s *Set) {
+	s.String(&p.DSN, "postgres", "POSTGRES_DSN", "", "PostgreSQL to use, as URL or key=value pairs", Secret(), Required(), Check(CheckDSN))
+	s.String(&p.Schema, "schema", "SCHEMA", schema.Default, "schema that the migrations were applied to", Check(schema.Validate))
+}
+
+// CheckDSN is the rule for a connection string.
+func CheckDSN(dsn string) error {
+	if _, err := pgxpool.ParseConfig(dsn); err != nil {
+		// Not the parser's own text: it may quote what it could not read.
+		return errors.New("is not a connection string: want postgres://user@host:5432/database or key=value pairs; special characters in a URL's password must be percent-encoded")
+	}
+	return nil
+}
+
+// Open makes a pool and sees that it reaches the server. Errors name host,
+// port and database, never the password.
+func (p *Postgres) Open(ctx context.Context, name string) (*pgxpool.Pool, error) {
+	cfg, err := pgxpool.ParseConfig(p.DSN)
+	if err != nil {
+		return nil, fmt.Errorf("-postgres %w", CheckDSN(p.DSN))
+	}
+	if _, ok := cfg.ConnConfig.RuntimeParams["application_name"]; !ok {
+		cfg.ConnConfig.RuntimeParams["application_name"] = name
+	}
+	if cfg.ConnConfig.ConnectTimeout == 0 {
+		cfg.ConnConfig.ConnectTimeout = 10 * time.Second
+	}
+	pool, err := pgxpool.NewWithConfig(ctx, cfg)
+	if err == nil {
+		err = pool.Ping(ctx)
+	}
+	if err == nil {
+		return pool, nil
+	}
+	if pool != nil {
+		pool.Close()
+	}
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	c := cfg.ConnConfig
+	cause, remedy := explain(err)
+	return nil, &unreachable{fmt.Sprintf("can't use PostgreSQL at %s:%d, database %q, as user %q: %s: %s", c.Host, c.Port, c.Database, c.User, cause, remedy), err}
+}
+
+// unreachable has one line for a person, and the driver's error for errors.As.
+type unreachable struct {
+	text string
+	err  error
+}
+
+func (e *unreachable) Error() string { return e.text }
+func (e *unreachable) Unwrap() error { return e.err }
+
+// explain says in one line what the driver says in several, one for each
+// address and each of TLS and none, and what helps against it.
+func explain(err error) (cause, remedy string) {
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) {
+		switch pg.Code {
+		case "28P01", "28000": // invalid password, invalid authorization
+			return pg.Message, "check user and password in -postgres, and the server's pg_hba.conf"
+		case "3D000": // unknown database
+			return pg.Message, "check the database's name in -postgres, or create it"
+		case "53300": // too many connections
+			return pg.Message, "end some connections, or raise max_connections"
+		case "57P03": // starting up or shutting down
+			return pg.Message, "try again in a moment"
+		}
+		return pg.Message, "check -postgres"
+	}
+	var op *net.OpError
+	if errors.As(err, &op) {
+		return op.Error(), "check host and port in -postgres, and that the server is up"
+	}
+	var dns *net.DNSError
+	if errors.As(err, &dns) {
+		return dns.Error(), "check the host in -postgres"
+	}
+	if errors.Is(err, context.DeadlineExceeded) {
+		return "no answer in time", "check host and port in -postgres, and what stands between, such as a firewall"
+	}
+	return strings.ReplaceAll(err.Error(), "\n\t", "; "), "check -postgres, and that the server is up"
+}
+
+// NeedsRole adds to an error about a missing right which group role the command
+// needs; other errors, and none, are returned as they are.
+func NeedsRole(err error, schemaName, kind string) error {
+	var pg *pgconn.PgError
+	var access *schema.AccessError
+	if errors.As(err, &access) {
+		role := schema.Quote(schema.Role(schemaName, kind))
+		return fmt.Errorf("user %q may not use schema %q: this command needs the role %s, so run `grant %s to %s`, or use a login that has it", access.User, schemaName, role, role, schema.Quote(access.User))
+	}
+	if errors.As(err, &pg) && pg.Code == "42501" { // insufficient privilege
+		role := schema.Quote(schema.Role(schemaName, kind))
+		return fmt.Errorf("%w: this command needs the role %s: grant it to the login, or use one that has it", err, role)
+	}
+	return err
+}

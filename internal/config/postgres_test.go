@@ -1,0 +1,150 @@
+package config
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/url"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/fenceline/fenceline/internal/pgtest"
+)
+
+func TestMain(m *testing.M) { os.Exit(pgtest.Main(m)) }
+
+const password = "pl4nted-passw0rd"
+
+func TestABadConnectionStringIsRefusedWithoutBeingRepeated(t *testing.T) {
+	for name, dsn := range map[string]string{
+		"port":          "postgres://u:" + password + "@h:port/d",
+		"percent":       "postgres://u:" + password + "%zz@h/d",
+		"key=value":     "host=h password='" + password,
+		"sslmode":       "postgres://u:" + password + "@h/d?sslmode=perhaps",
+		"certificate":   "host=h sslmode=verify-full sslrootcert=/nothing/here password=" + password,
+		"pool setting":  "postgres://u:" + password + "@h/d?pool_max_conns=" + password,
+		"timeout":       "host=h connect_timeout=" + password,
+		"just the word": password,
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, how := range []string{"flag", "variable"} {
+				var p Postgres
+				s := New("x", "X.")
+				p.Register(s)
+				args := []string{"-postgres", dsn}
+				if how == "variable" {
+					args = nil
+					t.Setenv("FENCELINE_POSTGRES_DSN", dsn)
+				}
+				err := s.Parse(args, nil)
+				if err == nil {
+					t.Fatal("it was accepted")
+				}
+				if strings.Contains(err.Error(), password) || !strings.Contains(err.Error(), "want postgres://user@host:5432/database") {
+					t.Errorf("error is %v", err)
+				}
+			}
+			if _, err := (&Postgres{DSN: dsn}).Open(t.Context(), "test"); err == nil || strings.Contains(err.Error(), password) {
+				t.Errorf("error of Open is %v", err)
+			}
+		})
+	}
+}
+
+func TestAFailingConnectionIsOneLineWithTheRemedyAndWithoutThePassword(t *testing.T) {
+	server, err := url.Parse(pgtest.DSN(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	real, _ := server.User.Password()
+	at := func(host, path string) string {
+		u := *server
+		u.User, u.Host, u.Path = url.UserPassword("postgres", password), host, path
+		return u.String()
+	}
+	closed, silent := listener(t, true), listener(t, false)
+	right := *server
+	right.Path = "/nothing_here"
+	for name, c := range map[string]struct{ dsn, want string }{
+		"refused":  {at(closed, "/d"), "check host and port in -postgres, and that the server is up"},
+		"silent":   {at(silent, "/d") + "&connect_timeout=1", "check host and port"},
+		"several":  {"host=127.0.0.1,127.0.0.1 port=1,2 user=u password=" + password, "check host and port"},
+		"password": {at(server.Host, "/postgres"), "check user and password in -postgres"},
+		"database": {right.String(), "check the database's name in -postgres, or create it"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pool, err := (&Postgres{DSN: c.dsn}).Open(t.Context(), "test")
+			if err == nil {
+				pool.Close()
+				t.Fatal("it was opened")
+			}
+			for e := err; e != nil; e = errors.Unwrap(e) { // also what a log with %+v of the cause would show
+				if strings.Contains(e.Error(), password) || strings.Contains(e.Error(), real) {
+					t.Errorf("a password is in %v", e)
+				}
+			}
+			if !strings.Contains(err.Error(), c.want) || strings.Contains(err.Error(), "\n") {
+				t.Errorf("error is %v", err)
+			}
+		})
+	}
+}
+
+// listener is an address at which nobody listens, or nobody answers.
+func listener(t *testing.T, closed bool) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if closed {
+		if err := l.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	return l.Addr().String()
+}
+
+func TestAnInterruptedOpenIsTheInterruptNotAnUnreachableServer(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := (&Postgres{DSN: pgtest.DSN(t)}).Open(ctx, "test"); !errors.Is(err, context.Canceled) {
+		t.Errorf("error is %v", err)
+	}
+}
+
+func TestOnlyAMissingRightIsBlamedOnTheRole(t *testing.T) {
+	err := NeedsRole(&pgconn.PgError{Code: "42501", Message: "permission denied for table x"}, "fenceline", "relay")
+	if !strings.Contains(err.Error(), `needs the role "fenceline_relay": grant it`) {
+		t.Errorf("error is %v", err)
+	}
+	other := &pgconn.PgError{Code: "57014"}
+	if err := NeedsRole(other, "fenceline", "relay"); !errors.Is(err, other) || err.Error() != other.Error() {
+		t.Errorf("error is %v", err)
+	}
+	if err := NeedsRole(nil, "fenceline", "relay"); err != nil {
+		t.Errorf("error is %v", err)
+	}
+}
+
+func TestOneReachableBrokerIsEnoughAndNoneNamesAll(t *testing.T) {
+	closed, open := listener(t, true), listener(t, false)
+	if err := (&Kafka{Brokers: []string{closed, open}}).Reach(t.Context()); err != nil {
+		t.Error(err)
+	}
+	err := (&Kafka{Brokers: []string{closed, closed}}).Reach(t.Context())
+	if err == nil || !strings.Contains(err.Error(), closed+","+closed) || !strings.Contains(err.Error(), "check -kafka") || strings.Contains(err.Error(), "\n") {
+		t.Errorf("error is %v", err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Nanosecond)
+	defer cancel()
+	<-ctx.Done()
+	if err := (&Kafka{Brokers: []string{closed}}).Reach(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("error is %v", err)
+	}
+}
