@@ -71,8 +71,10 @@ type Config struct {
 // StreamConfig is what is different for one stream. What is empty is taken
 // from [Config].
 type StreamConfig struct {
+	// Policy is the stream's. Defaults to Config.Policy.
 	Policy Policy
-	Start  Start
+	// Start is the stream's. Defaults to Config.Start.
+	Start Start
 }
 
 // maxName is what the tables allow.

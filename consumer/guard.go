@@ -156,7 +156,8 @@ func (g *Guard) Apply(ctx context.Context, tx pgx.Tx, deliveries []Delivery, h H
 	results := make([]Result, 0, len(deliveries))
 	for i := 0; i < len(deliveries) && err == nil; i++ {
 		b.index = i
-		d, r := deliveries[i], Result{}
+		d := deliveries[i]
+		var r Result
 		r, err = b.decide(&d)
 		results = append(results, r)
 	}

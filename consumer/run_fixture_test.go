@@ -229,17 +229,6 @@ func (r *recorder) alarmed(k consumer.AlarmKind) (n int) {
 	return n
 }
 
-func (r *recorder) passing() (n int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, f := range r.failures {
-		if f.Passing {
-			n++
-		}
-	}
-	return n
-}
-
 // testEpoch is the one life of the tests' keys.
 const testEpoch = 1_764_000_000_000_000
 

@@ -70,7 +70,7 @@ func TestAGoexitOfTheCallbackRollsBackAlsoWithRowsOpen(t *testing.T) {
 			if err := write(ctx, tx); err != nil {
 				return err
 			}
-			if _, err := tx.Query(ctx, "select generate_series(1, 1000)"); err != nil {
+			if _, err := tx.Query(ctx, "select generate_series(1, 1000)"); err != nil { //nolint:sqlclosecheck // left open on purpose
 				return err
 			}
 			runtime.Goexit()
@@ -102,7 +102,7 @@ func TestRowsLeftOpenAreNamedAndNothingIsWritten(t *testing.T) {
 	lease := a.acquire("k")
 	_, err := lease.Commit(ctx, content("s", "x"), func(ctx context.Context, tx fencing.Tx) error {
 		w.ok(write(ctx, tx))
-		_, err := tx.Query(ctx, "select generate_series(1, 1000)")
+		_, err := tx.Query(ctx, "select generate_series(1, 1000)") //nolint:sqlclosecheck // left open on purpose
 		return err
 	})
 	w.is(err, fencing.ErrMisuse)

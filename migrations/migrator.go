@@ -28,6 +28,7 @@ const oldestServer = 150000
 // DB is what a Migrator works on: a *pgx.Conn, or a *pgxpool.Pool of any size.
 // One transaction at a time is open on it.
 type DB interface {
+	// BeginTx begins a transaction, as pgx does.
 	BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error)
 }
 

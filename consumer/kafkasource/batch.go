@@ -197,7 +197,7 @@ func (d *decoder) decompress(bt batch, codec compress.Compression) ([]byte, erro
 		return nil, d.fail(bt.base, "compression codec %d is unknown", int8(codec))
 	}
 	r := known.NewReader(bytes.NewReader(bt.data))
-	defer r.Close()
+	defer func() { _ = r.Close() }()
 	var out bytes.Buffer
 	n, err := io.Copy(&out, io.LimitReader(r, int64(d.maxBatch)+1))
 	if err != nil {

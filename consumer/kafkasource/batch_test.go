@@ -203,10 +203,10 @@ func TestAnyBytesGiveRecordsOrAnErrorAndNoPanic(t *testing.T) {
 	for i := range good {
 		for _, x := range []byte{0x01, 0x80, 0xff} {
 			w := good.with(func(w wire) { w[i] ^= x })
-			decode(0, nil, w)
-			decode(0, nil, w[:i])
-			decodeFetch(w, 11)
-			decodeFetch(w[i:], 5)
+			_, _, _ = decode(0, nil, w)
+			_, _, _ = decode(0, nil, w[:i])
+			_, _ = decodeFetch(w, 11)
+			_, _ = decodeFetch(w[i:], 5)
 		}
 	}
 }

@@ -158,7 +158,7 @@ func (s *Source) member() (*kafka.ConsumerGroup, error) {
 	if s.group != nil && s.renew {
 		// Joining again as the same member gives a follower the same
 		// generation, without a rebalance (kafka-go #646). Leaving doesn't.
-		s.group.Close()
+		_ = s.group.Close()
 		s.group = nil
 	}
 	s.renew = false
@@ -259,7 +259,7 @@ func (s *Source) Close() error {
 	}
 	left := make(chan struct{})
 	go func() {
-		group.Close()
+		_ = group.Close()
 		close(left)
 	}()
 	late := time.NewTimer(s.cfg.RequestTimeout)
