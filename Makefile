@@ -19,7 +19,7 @@ LDFLAGS := -s -w -X github.com/fenceline/fenceline/internal/version.injected=$(V
 
 .PHONY: help
 help: ## Show this list
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: test
 test: ## Run the tests against PostgreSQL and an in-process broker
@@ -32,6 +32,10 @@ test-race: ## Run the tests with the race detector on
 .PHONY: test-kafka
 test-kafka: ## Run the tests against Apache Kafka (needs Java 17 and Maven)
 	$(STACK) -kafka -- go test $(ARGS) $(PKG)
+
+.PHONY: test-pg18
+test-pg18: ## Run the suites that rest on PostgreSQL against version 18, fetched if need be
+	$(STACK) -postgres-version 18 -- go test $(ARGS) $(if $(filter ./...,$(PKG)),./fencing/... ./outbox/... ./migrations/... ./internal/pgtest,$(PKG))
 
 .PHONY: long
 long: ## Run the long suites at full length, against Apache Kafka

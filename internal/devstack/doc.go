@@ -8,7 +8,10 @@
 //  1. the directory named by FENCELINE_POSTGRES_BIN;
 //  2. this machine: PATH, then the newest of the places where Debian, Red Hat, Homebrew and Postgres.app install;
 //  3. prebuilt binaries, fetched once into the cache ([CacheDir]) by github.com/fergusstrange/embedded-postgres, which
-//     knows where they are kept; FENCELINE_POSTGRES_REPOSITORY names another Maven repository.
+//     knows where they are kept. FENCELINE_POSTGRES_REPOSITORY names another Maven repository; where that is unset
+//     and mvn is in PATH, Maven does the fetching, with this machine's mirrors and proxies.
+//
+// [FindPostgresMajor] looks for one major version, and settles for no other.
 //
 // PostgreSQL refuses to run as root. When this process is root, initdb, the server and the fetch run as the account
 // postgres, _postgres or nobody, whichever exists, in directories that this account owns and can reach.
@@ -19,7 +22,8 @@
 // copied directory is never taken for it.
 //
 // [Postgres.Kill] ends the postmaster and every backend with SIGKILL and [Postgres.Restart] brings the same data back
-// on the same port: that is what crash tests are made of.
+// on the same port: that is what crash tests are made of. [Postgres.StartReplica] makes a streaming replica of a running
+// server, whose replay can be paused, which can be promoted, cut off, or made to follow another server.
 //
 // # Broker
 //

@@ -17,8 +17,16 @@ import (
 // FetchedPostgres is the version of the prebuilt binaries that FindPostgres fetches.
 const FetchedPostgres = string(embeddedpostgres.V18)
 
-// fetchedPostgres returns the prebuilt binaries in the cache, fetching them first if they aren't there.
-func fetchedPostgres(ctx context.Context, progress func(string)) (Binaries, error) {
+// prebuilt are the versions that can be fetched, by their major version.
+var prebuilt = map[int]string{
+	15: string(embeddedpostgres.V15),
+	16: string(embeddedpostgres.V16),
+	17: string(embeddedpostgres.V17),
+	18: string(embeddedpostgres.V18),
+}
+
+// fetchedPostgres returns the prebuilt binaries of a version in the cache, fetching them first if they aren't there.
+func fetchedPostgres(ctx context.Context, version string, progress func(string)) (Binaries, error) {
 	cache, err := CacheDir()
 	if err != nil {
 		return Binaries{}, err
@@ -30,7 +38,7 @@ func fetchedPostgres(ctx context.Context, progress func(string)) (Binaries, erro
 	if owner != nil && !openToOthers(cache) {
 		return Binaries{}, fmt.Errorf("devstack: user %s, who runs PostgreSQL for root, can't enter the cache directory %s: set FENCELINE_CACHE to one that it can", owner.Name, cache)
 	}
-	home := filepath.Join(cache, fmt.Sprintf("postgres-%s-%s-%s", FetchedPostgres, runtime.GOOS, runtime.GOARCH))
+	home := filepath.Join(cache, fmt.Sprintf("postgres-%s-%s-%s", version, runtime.GOOS, runtime.GOARCH))
 	if _, err := os.Stat(home); err != nil {
 		// One process fetches, the others wait and find it done.
 		unlock, err := Lock(ctx, home+".lock")
@@ -39,9 +47,9 @@ func fetchedPostgres(ctx context.Context, progress func(string)) (Binaries, erro
 		}
 		defer unlock()
 		if _, err := os.Stat(home); err != nil {
-			if err := fetchPostgres(ctx, home, progress); err != nil {
-				return Binaries{}, fmt.Errorf("%w: this machine has no PostgreSQL %d or newer, and fetching it failed: %w (install PostgreSQL, or set FENCELINE_POSTGRES_BIN to the directory of its binaries, or FENCELINE_POSTGRES_REPOSITORY to the base URL of a Maven repository that this machine reaches)",
-					ErrNoPostgres, OldestPostgres, err)
+			if err := fetchPostgres(ctx, home, version, progress); err != nil {
+				return Binaries{}, fmt.Errorf("%w: this machine has none that will do, and fetching PostgreSQL %s failed: %w (install PostgreSQL, or set FENCELINE_POSTGRES_BIN to the directory of its binaries, or FENCELINE_POSTGRES_REPOSITORY to the base URL of a Maven repository that this machine reaches)",
+					ErrNoPostgres, version, err)
 			}
 		}
 	}
@@ -57,7 +65,7 @@ func fetchedPostgres(ctx context.Context, progress func(string)) (Binaries, erro
 //
 // A child process does it. It can be killed when ctx ends, while the library can't be interrupted; and when we are
 // root it runs as the server's account, so nothing that came from the network is unpacked with root's rights.
-func fetchPostgres(ctx context.Context, home string, progress func(string)) (err error) {
+func fetchPostgres(ctx context.Context, home, version string, progress func(string)) (err error) {
 	owner, err := serverUser()
 	if err != nil {
 		return err
@@ -79,10 +87,21 @@ func fetchPostgres(ctx context.Context, home string, progress func(string)) (err
 	if progress == nil {
 		progress = func(string) {}
 	}
-	progress("fetching PostgreSQL " + FetchedPostgres + " (once, kept in " + filepath.Dir(home) + ")")
+	progress("fetching PostgreSQL " + version + " (once, kept in " + filepath.Dir(home) + ")")
+
+	repository := os.Getenv("FENCELINE_POSTGRES_REPOSITORY")
+	var maven *mavenRepository
+	if mvn, err := exec.LookPath("mvn"); repository == "" && err == nil {
+		// Maven knows this machine's mirrors, its proxies and what it has fetched before; the library knows none of it.
+		if maven, err = serveMaven(ctx, mvn); err != nil {
+			return err
+		}
+		defer maven.close()
+		repository = maven.url
+	}
 
 	cmd := exec.CommandContext(ctx, program)
-	cmd.Args = []string{fetchCommand, staging, os.Getenv("FENCELINE_POSTGRES_REPOSITORY")}
+	cmd.Args = []string{fetchCommand, staging, repository, version}
 	cmd.Dir = staging
 	cmd.Env = append(serverEnv(), "HOME="+staging, "TMPDIR="+staging)
 	for _, name := range []string{"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR"} {
@@ -112,6 +131,9 @@ func fetchPostgres(ctx context.Context, home string, progress func(string)) (err
 	if err := cmd.Wait(); err != nil {
 		if ctx.Err() != nil {
 			return ctx.Err()
+		}
+		if maven != nil && maven.failure() != nil {
+			return maven.failure()
 		}
 		return fmt.Errorf("%s (%w)", strings.TrimSpace(complaint.String()), err)
 	}

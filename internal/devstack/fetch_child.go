@@ -17,8 +17,8 @@ const fetchCommand = "fenceline-fetch-postgres"
 
 // init makes every program that links this package able to be that child, test binaries included.
 func init() {
-	if os.Args[0] == fetchCommand && len(os.Args) == 3 {
-		os.Exit(fetchMain(os.Args[1], os.Args[2]))
+	if os.Args[0] == fetchCommand && len(os.Args) == 4 {
+		os.Exit(fetchMain(os.Args[1], os.Args[2], os.Args[3]))
 	}
 }
 
@@ -27,17 +27,17 @@ func init() {
 // The library knows where its binaries are and how to unpack them, but offers that only as the first half of a start.
 // So it is asked to start a cluster that isn't one: it fetches, unpacks, takes the data directory's PG_VERSION for a
 // cluster to reuse, and fails to start it. No server ever runs; whether the binaries are there tells how it went.
-func fetchMain(staging, repository string) int {
+func fetchMain(staging, repository, version string) int {
 	go func() {
 		// Standard input ends when the parent dies: then so do we.
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		os.Exit(1)
 	}()
-	http.DefaultTransport = &meter{next: http.DefaultTransport}
+	http.DefaultTransport = &meter{next: http.DefaultTransport, version: version}
 
 	data := filepath.Join(staging, "not-a-cluster")
 	binaries := filepath.Join(staging, "binaries")
-	major, _, _ := strings.Cut(FetchedPostgres, ".")
+	major, _, _ := strings.Cut(version, ".")
 	if err := os.Mkdir(data, 0o700); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
@@ -52,7 +52,7 @@ func fetchMain(staging, repository string) int {
 		return 1
 	}
 	cfg := embeddedpostgres.DefaultConfig().
-		Version(embeddedpostgres.PostgresVersion(FetchedPostgres)).
+		Version(embeddedpostgres.PostgresVersion(version)).
 		Port(uint32(port)).
 		CachePath(filepath.Join(staging, "archive")).
 		RuntimePath(filepath.Join(staging, "runtime")).
@@ -73,18 +73,22 @@ func fetchMain(staging, repository string) int {
 }
 
 // meter reports the progress of large downloads.
-type meter struct{ next http.RoundTripper }
+type meter struct {
+	next    http.RoundTripper
+	version string
+}
 
 func (m *meter) RoundTrip(r *http.Request) (*http.Response, error) {
 	response, err := m.next.RoundTrip(r)
 	if err == nil && response.ContentLength > 1<<20 {
-		response.Body = &meteredBody{ReadCloser: response.Body, total: response.ContentLength}
+		response.Body = &meteredBody{ReadCloser: response.Body, version: m.version, total: response.ContentLength}
 	}
 	return response, err
 }
 
 type meteredBody struct {
 	io.ReadCloser
+	version     string
 	read, total int64
 	reported    time.Time
 }
@@ -94,7 +98,7 @@ func (b *meteredBody) Read(p []byte) (int, error) {
 	b.read += int64(n)
 	if now := time.Now(); b.read == b.total || now.Sub(b.reported) > 500*time.Millisecond {
 		b.reported = now
-		fmt.Printf("fetching PostgreSQL %s: %d of %d MB\n", FetchedPostgres, b.read>>20, b.total>>20)
+		fmt.Printf("fetching PostgreSQL %s: %d of %d MB\n", b.version, b.read>>20, b.total>>20)
 	}
 	return n, err
 }

@@ -52,8 +52,13 @@ func TestPrebuiltBinariesAreFetchedOnceWithProgressAndRunForAnyUser(t *testing.T
 	for _, owner := range anyUsers(t) {
 		served.Store(0)
 		cache := openDir(t, owner)
-		run := func() string {
-			cmd, _ := helper(t, "fetch", owner)
+		// Both programs are written before either is started: one that is still open for writing in a child that was
+		// forked meanwhile can't be run.
+		var cmds [2]*exec.Cmd
+		for i := range cmds {
+			cmds[i], _ = helper(t, "fetch", owner)
+		}
+		run := func(cmd *exec.Cmd) string {
 			cmd.Env = append(cmd.Env, "FENCELINE_CACHE="+cache, "FENCELINE_POSTGRES_REPOSITORY="+url)
 			out, err := cmd.CombinedOutput()
 			if err != nil {
@@ -64,7 +69,7 @@ func TestPrebuiltBinariesAreFetchedOnceWithProgressAndRunForAnyUser(t *testing.T
 		var outputs [2]string
 		var wg sync.WaitGroup
 		for i := range outputs { // two processes at the same time share one fetch
-			wg.Go(func() { outputs[i] = run() })
+			wg.Go(func() { outputs[i] = run(cmds[i]) })
 		}
 		wg.Wait()
 		all := outputs[0] + outputs[1]
@@ -87,7 +92,7 @@ func TestAFetchThatFailsNamesTheRemediesAndLeavesNothing(t *testing.T) {
 	cache := openDir(t, nil)
 	t.Setenv("FENCELINE_CACHE", cache)
 	t.Setenv("FENCELINE_POSTGRES_REPOSITORY", server.URL)
-	_, err := fetchedPostgres(context.Background(), nil)
+	_, err := fetchedPostgres(context.Background(), FetchedPostgres, nil)
 	contains(t, err, "no version found", "install PostgreSQL", "FENCELINE_POSTGRES_BIN", "FENCELINE_POSTGRES_REPOSITORY")
 	if left, _ := filepath.Glob(filepath.Join(cache, "*")); len(left) != 1 || !strings.HasSuffix(left[0], ".lock") {
 		t.Errorf("left behind: %v", left)
@@ -110,7 +115,7 @@ func TestAFetchEndsWithItsContext(t *testing.T) {
 		<-asked
 		cancel()
 	}()
-	_, err := fetchedPostgres(ctx, nil)
+	_, err := fetchedPostgres(ctx, FetchedPostgres, nil)
 	contains(t, err, "context canceled")
 }
 
@@ -123,6 +128,6 @@ func TestRootRefusesACacheThatTheServersAccountCannotEnter(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Setenv("FENCELINE_CACHE", filepath.Join(closed, "cache"))
-	_, err := fetchedPostgres(context.Background(), nil)
+	_, err := fetchedPostgres(context.Background(), FetchedPostgres, nil)
 	contains(t, err, "can't enter", "FENCELINE_CACHE")
 }

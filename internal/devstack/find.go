@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"time"
 )
@@ -33,7 +35,33 @@ func FindPostgres(ctx context.Context, progress func(string)) (Binaries, error) 
 	if !errors.Is(err, ErrNoPostgres) {
 		return found, err
 	}
-	return fetchedPostgres(ctx, progress)
+	return fetchedPostgres(ctx, FetchedPostgres, progress)
+}
+
+// FindPostgresMajor is FindPostgres for one major version: what this machine has of it, else the prebuilt binaries. It
+// never settles for another version.
+func FindPostgresMajor(ctx context.Context, major int, progress func(string)) (Binaries, error) {
+	version, ok := prebuilt[major]
+	if !ok {
+		return Binaries{}, fmt.Errorf("devstack: PostgreSQL %d is none that can be fetched: there are %v", major, slices.Sorted(maps.Keys(prebuilt)))
+	}
+	if override := os.Getenv("FENCELINE_POSTGRES_BIN"); override != "" {
+		b, err := installedPostgres(ctx, override, "", nil)
+		if err == nil && b.Major != major {
+			err = fmt.Errorf("devstack: FENCELINE_POSTGRES_BIN=%s is PostgreSQL %s, and PostgreSQL %d is asked for: name the directory of its binaries, or unset it", override, b.Version, major)
+		}
+		return b, err
+	}
+	for _, glob := range installGlobs {
+		dirs, _ := filepath.Glob(glob)
+		for _, dir := range dirs {
+			if b, err := probe(ctx, dir); err == nil && b.Major == major {
+				b.Source = "this machine"
+				return b, nil
+			}
+		}
+	}
+	return fetchedPostgres(ctx, version, progress)
 }
 
 // installGlobs are the directories in which package managers put PostgreSQL's binaries.

@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 		progress := func(s string) { fmt.Println(s) }
 		cfg := PostgresConfig{Progress: progress}
 		if os.Getenv(envHelper) == "fetch" {
-			binaries, err := fetchedPostgres(context.Background(), progress)
+			binaries, err := fetchedPostgres(context.Background(), FetchedPostgres, progress)
 			if err != nil {
 				fmt.Println(err)
 				os.Exit(1)

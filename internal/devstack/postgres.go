@@ -19,6 +19,10 @@ type PostgresConfig struct {
 	// Binaries are the PostgreSQL to run. Defaults to what FindPostgres finds.
 	Binaries *Binaries
 
+	// Major asks for one major version of PostgreSQL, found as FindPostgresMajor does. Binaries win over it. Defaults to
+	// whatever FindPostgres finds.
+	Major int
+
 	// Durable keeps fsync and full_page_writes on, so that commits survive a power cut. Without it the data survive
 	// the death of any process, but not of the machine, and are kept in memory where the machine has enough.
 	// synchronous_commit is on either way. Defaults to false.
@@ -64,9 +68,15 @@ func StartPostgres(ctx context.Context, cfg PostgresConfig) (_ *Postgres, err er
 	if p.owner, err = serverUser(); err != nil {
 		return nil, err
 	}
-	if cfg.Binaries != nil {
+	switch {
+	case cfg.Binaries != nil:
 		p.binaries = *cfg.Binaries
-	} else if p.binaries, err = FindPostgres(ctx, cfg.Progress); err != nil {
+	case cfg.Major != 0:
+		p.binaries, err = FindPostgresMajor(ctx, cfg.Major, cfg.Progress)
+	default:
+		p.binaries, err = FindPostgres(ctx, cfg.Progress)
+	}
+	if err != nil {
 		return nil, err
 	}
 	if p.dir, err = ScratchDir("postgres", !cfg.Durable, p.owner); err != nil {

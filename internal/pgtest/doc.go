@@ -17,6 +17,7 @@
 // make some must tolerate that others make the same at the same moment.
 //
 // [Clone] copies a database that was prepared once, by migrations for example, which is far quicker than preparing
-// each anew. [Server] starts a server for one test alone, to be killed and restarted. [WaitBlocked] is how a test of an
+// each anew. [Server] starts a server for one test alone, to be killed and restarted, and [Replica] a streaming replica
+// of that. FENCELINE_TEST_POSTGRES_VERSION=18 has all of this on that major version, or fails. [WaitBlocked] is how a test of an
 // interleaving knows that a session has arrived at a lock.
 package pgtest

@@ -150,3 +150,32 @@ func TestAServerOfItsOwnComesBackAfterAKillWithWhatWasCommitted(t *testing.T) {
 	}
 	pgtest.WaitGone(t, conn, pid)
 }
+
+func TestAReplicaHasWhatItsPrimaryHas(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	server := pgtest.Server(t, devstack.PostgresConfig{})
+	primary := pgtest.Connect(t, server.DSN("postgres"))
+	if _, err := primary.Exec(ctx, "create table kept as select 1 as mark"); err != nil {
+		t.Fatal(err)
+	}
+	replica := pgtest.Connect(t, pgtest.Replica(t, server, devstack.ReplicaConfig{}).DSN("postgres"))
+	var mark int
+	var standby bool
+	if err := replica.QueryRow(ctx, "select mark, pg_is_in_recovery() from kept").Scan(&mark, &standby); err != nil || mark != 1 || !standby {
+		t.Fatalf("on the replica: %d, in recovery %v, %v", mark, standby, err)
+	}
+}
+
+func TestTheVersionAskedForIsTheVersionThatRuns(t *testing.T) {
+	want := os.Getenv(pgtest.EnvVersion)
+	if want == "" {
+		return // whatever the machine has will do
+	}
+	for name, pool := range map[string]pgtest.Querier{"shared": pgtest.Pool(t), "own": pgtest.Connect(t, pgtest.Server(t, devstack.PostgresConfig{}).DSN("postgres"))} {
+		var got string
+		if err := pool.QueryRow(context.Background(), "select (current_setting('server_version_num')::int / 10000)::text").Scan(&got); err != nil || got != want {
+			t.Errorf("%s server: PostgreSQL %s, %v; want %s", name, got, err, want)
+		}
+	}
+}

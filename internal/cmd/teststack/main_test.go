@@ -59,6 +59,14 @@ func TestAServerThatCannotStartFailsLoudlyAndRunsNothing(t *testing.T) {
 	}
 }
 
+func TestAVersionThatCannotBeHadFailsLoudlyAndRunsNothing(t *testing.T) {
+	cmd := teststack("-postgres-version", "9", "--", "/bin/sh", "-c", "echo ran the command")
+	out, _ := cmd.CombinedOutput()
+	if cmd.ProcessState.ExitCode() != 1 || strings.Contains(string(out), "ran the command") || !strings.Contains(string(out), "PostgreSQL 9") {
+		t.Fatalf("exit code %d: %s", cmd.ProcessState.ExitCode(), out)
+	}
+}
+
 func TestWrongUseIsExitCodeTwo(t *testing.T) {
 	for _, args := range [][]string{{}, {"-no-such-flag", "--", "true"}} {
 		cmd := teststack(args...)
