@@ -81,7 +81,13 @@ func (b *batch) handle(d Delivery) (err error) {
 			err = &PanicError{Value: v, Stack: debug.Stack()}
 		}
 	}()
-	return b.h.Handle(b.ctx, b.tx, d)
+	err = b.h.Handle(b.ctx, b.tx, d)
+	// By SQL a handler can still end the transaction. What it has committed then
+	// is no longer one with the guard, so trying again would only repeat it.
+	if c := b.tx.Conn(); c != nil && !c.IsClosed() && c.PgConn().TxStatus() == 'I' {
+		return Reject(fmt.Errorf("%w; it has ended it by a statement, and what it wrote before that may be committed", ErrNotYours))
+	}
+	return err
 }
 
 // findWaiting finds the lowest later epoch of which something waits, when the

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -263,5 +264,30 @@ func TestARightThatIsMissingEndsRunAndIsBlamedOnNoEvent(t *testing.T) {
 	}
 	if got := b.one("select count(*)::text from fenceline.dead"); got != "0" || log.offset() != consumer.NoOffset {
 		t.Errorf("%s dead letters, offset %d", got, log.offset())
+	}
+}
+
+// What the statement has committed can't be taken back; but it happens once,
+// and is said.
+func TestAHandlerThatEndsItsTransactionByAStatementIsParkedAtOnce(t *testing.T) {
+	b := newBench(t)
+	log := newMemory("t")
+	log.publish(event("t", "a", 1), event("t", "a", 2), event("t", "b", 1))
+	calls := atomic.Int64{}
+	b.run(log.source(), b.config(), b.failing("a", 1, func(ctx context.Context, tx pgx.Tx) error {
+		calls.Add(1)
+		_, err := tx.Exec(ctx, "commit")
+		return err
+	}))
+	b.eventually("everything is read", func() bool { return log.offset() == 3 })
+	b.want("b", effects("b", 1, 1)...)
+	if got := b.one(`select string_agg(seq || ':' || reason, ' ' order by seq) from fenceline.parked where key = 'a'`); got != "1:failing 2:gap" {
+		t.Errorf("parked: %s", got)
+	}
+	if got := b.one(`select error from fenceline.parked where seq = 1`); !strings.Contains(got, "neither commit nor roll back") {
+		t.Errorf("the error that is kept: %q", got)
+	}
+	if calls.Load() != 1 {
+		t.Errorf("the handler was called %d times for it, want once", calls.Load())
 	}
 }

@@ -17,6 +17,9 @@ func (m *Migrator) prepare(ctx context.Context, tx pgx.Tx) error {
 		return err
 	}
 	if found.schema && found.owner != m.role(schema.KindOwner) {
+		if err := m.renamed(ctx, tx, found); err != nil {
+			return err
+		}
 		return &OwnerError{Schema: m.config.Schema, Have: found.owner, Want: m.role(schema.KindOwner)}
 	}
 	if err := m.ensureRoles(ctx, tx, found); err != nil {
@@ -40,6 +43,22 @@ func (m *Migrator) prepare(ctx context.Context, tx pgx.Tx) error {
 		}
 	}
 	return nil
+}
+
+// renamed tells a schema of ours that was renamed, whose owner therefore has
+// another name than the one that is looked for, from somebody else's schema.
+func (m *Migrator) renamed(ctx context.Context, tx pgx.Tx, f found) error {
+	if !f.versions {
+		return nil
+	}
+	var part Part
+	var under string
+	var have int
+	err := tx.QueryRow(ctx, m.expand("select part, schema_name, max(version) from @schema@.schema_version group by part, schema_name limit 1")).Scan(&part, &under, &have)
+	if err != nil || under == m.config.Schema {
+		return nil // not ours, or not ours to read: the owner is the answer
+	}
+	return &VersionError{Part: part, Schema: m.config.Schema, Problem: schema.Renamed, Have: have, Want: m.newest(part), Under: under}
 }
 
 // become makes the transaction run as the owner role, with the settings it

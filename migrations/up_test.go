@@ -226,12 +226,20 @@ func TestAnEditedFileIsRefusedWithBothChecksums(t *testing.T) {
 }
 
 func TestARenamedSchemaIsRefusedWithTheWayBack(t *testing.T) {
+	t.Run("with its roles", func(t *testing.T) { renamedIsRefused(t, true) })
+	t.Run("without its roles", func(t *testing.T) { renamedIsRefused(t, false) })
+}
+
+func renamedIsRefused(t *testing.T, roles bool) {
 	b := setup(t)
 	b.up(b.migrator(good), UpOptions{})
 	renamed := b.schema + "_x"
 	b.exec(`alter schema @schema@ rename to ` + renamed)
-	// The roles of the new name are there, too: the name in the functions' text is what counts.
+	// Whether the roles of the new name are there, too: the name in the functions' text is what counts.
 	for _, kind := range schema.Kinds() {
+		if !roles {
+			break
+		}
 		b.exec(`alter role @` + kind + `@ rename to ` + schema.Quote(schema.Role(renamed, kind)))
 	}
 	old := b.schema

@@ -37,7 +37,8 @@ func newCast(dir string) (*cast, error) {
 	if err != nil {
 		return nil, err
 	}
-	guard, err := supervise.NewGuard("")
+	// The logs go with this process, however it ends.
+	guard, err := supervise.NewGuard(dir)
 	if err != nil {
 		return nil, err
 	}

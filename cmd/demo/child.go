@@ -172,14 +172,23 @@ type hello struct {
 	PID    int
 }
 
-// pool connects with no more rights than those of the child's group role.
-func (cfg childConfig) pool(ctx context.Context, dsn string) (*pgxpool.Pool, error) {
-	pc, err := pgxpool.ParseConfig(dsn)
+// poolConfig is for a pool with no more rights than those of the child's group
+// role.
+func (cfg childConfig) poolConfig() (*pgxpool.Config, error) {
+	pc, err := pgxpool.ParseConfig(cfg.DSN)
 	if err != nil {
 		return nil, errors.New("the DSN can't be parsed")
 	}
 	pc.ConnConfig.RuntimeParams["application_name"] = "demo " + cfg.Name
 	pc.ConnConfig.RuntimeParams["role"] = cfg.PGRole
 	pc.MaxConns = 6
+	return pc, nil
+}
+
+func (cfg childConfig) pool(ctx context.Context) (*pgxpool.Pool, error) {
+	pc, err := cfg.poolConfig()
+	if err != nil {
+		return nil, err
+	}
 	return pgxpool.NewWithConfig(ctx, pc)
 }

@@ -14,7 +14,7 @@ import (
 
 // consumerChild is cmd/demo-consumer, and tells the story what it decided.
 func consumerChild(ctx context.Context, stop context.CancelFunc, c *control, cfg childConfig) error {
-	pool, err := cfg.pool(ctx, cfg.DSN)
+	pool, err := cfg.pool(ctx)
 	if err != nil {
 		return err
 	}

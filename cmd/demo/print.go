@@ -84,6 +84,12 @@ func (p *printer) verdict(f *facts) {
 	p.line("\n" + p.paint("1;32", "demo: PASS ") + f.line())
 }
 
+// fail is the verdict on a story that could not be told. What is more than a
+// line, such as statements to run, comes before it, as it is.
 func (p *printer) fail(reason string) {
-	p.line("\n" + p.paint("1;31", "demo: FAIL ") + strings.ReplaceAll(reason, "\n", "; "))
+	first, rest, more := strings.Cut(reason, "\n")
+	if more {
+		p.line("\n" + rest)
+	}
+	p.line("\n" + p.paint("1;31", "demo: FAIL ") + first)
 }

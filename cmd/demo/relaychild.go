@@ -14,7 +14,7 @@ import (
 // relayChild runs the relay as cmd/relay does. In the scene in which it is
 // killed it stops between Kafka's acknowledgement and its own bookkeeping.
 func relayChild(ctx context.Context, stop context.CancelFunc, c *control, cfg childConfig) error {
-	pool, err := cfg.pool(ctx, cfg.DSN)
+	pool, err := cfg.pool(ctx)
 	if err != nil {
 		return err
 	}

@@ -7,8 +7,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
-	"net/url"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/fenceline/fenceline/cmd/demo-consumer/readmodel"
@@ -282,12 +282,27 @@ func workerChild(ctx context.Context, stop context.CancelFunc, c *control, cfg c
 	}
 	// Everything goes through a proxy of the worker's own, which can lose an
 	// answer of the server, as networks do.
-	dsn, proxy, err := throughProxy(cfg.DSN)
+	pc, err := cfg.poolConfig()
 	if err != nil {
 		return err
 	}
-	defer proxy.Close() //nolint:errcheck // at the end of the process
-	pool, err := cfg.pool(ctx, dsn)
+	proxy, err := pgproxy.Listen(net.JoinHostPort(pc.ConnConfig.Host, strconv.Itoa(int(pc.ConnConfig.Port))))
+	if err != nil {
+		return err
+	}
+	defer proxy.Close()           //nolint:errcheck // at the end of the process
+	pc.ConnConfig.Fallbacks = nil // with other addresses, past the proxy
+	pc.ConnConfig.TLSConfig = nil // it speaks plain text only
+	host, port, err := net.SplitHostPort(proxy.Addr())
+	if err != nil {
+		return err
+	}
+	number, err := strconv.ParseUint(port, 10, 16)
+	if err != nil {
+		return err
+	}
+	pc.ConnConfig.Host, pc.ConnConfig.Port = host, uint16(number)
+	pool, err := pgxpool.NewWithConfig(ctx, pc)
 	if err != nil {
 		return err
 	}
@@ -300,23 +315,6 @@ func workerChild(ctx context.Context, stop context.CancelFunc, c *control, cfg c
 	go c.serve(ctx, stop, w.handle)
 	<-ctx.Done()
 	return nil
-}
-
-func throughProxy(dsn string) (string, *pgproxy.Proxy, error) {
-	u, err := url.Parse(dsn)
-	if err != nil || u.Host == "" {
-		return "", nil, errors.New("the demo needs the DSN in its URL form, postgres://user@host:5432/database")
-	}
-	target := u.Host
-	if u.Port() == "" {
-		target = net.JoinHostPort(u.Hostname(), "5432")
-	}
-	proxy, err := pgproxy.Listen(target)
-	if err != nil {
-		return "", nil, err
-	}
-	dsn, err = proxy.DSN(dsn)
-	return dsn, proxy, err
 }
 
 func (w *worker) handle(ctx context.Context, verb string, body json.RawMessage) (any, error) {
