@@ -28,8 +28,31 @@ type LeaseConfig struct {
 	// Wait is how long Acquire waits for a commit in progress of the previous
 	// holder before it gives up with ErrBlocked. Defaults to TTL.
 	Wait time.Duration
+	// Coalesce is how many commits of the batch shape that wait at the same
+	// time may share a transaction. 1 gives each its own. Defaults to 32.
+	Coalesce int
 	// Holder overrides [Config.Holder]. Defaults to that.
 	Holder string
+	// PollEvery is how often, at the most, Campaign asks again: so late it can
+	// be told of a release in another process. It never waits for longer than
+	// the lease can last. 1 ms to 1 min. Defaults to a fifth of TTL, at most 2 s.
+	PollEvery time.Duration
+	// ReserveFor is how long HandOver keeps the key for its successor. Up to
+	// one day. Defaults to TTL.
+	ReserveFor time.Duration
+	// RotateAfter is after how many commits the lease's Commit rotates the token
+	// by itself: receipts under a token that stays the newest can't be swept.
+	// See [Lease.Rotate]. Negative means never. Defaults to 10,000; the
+	// toolkit's own leases don't rotate.
+	RotateAfter int
+	// RotateEvery is the same by time, where there was a commit. Negative means
+	// never. Defaults to one hour.
+	RotateEvery time.Duration
+	// Own makes the login that acquires first the owner of the key: no other
+	// login can acquire or commit under it from then on. On a key that was
+	// acquired before without an owner, Acquire refuses with ErrOwner; an
+	// operator can assign it ([Operator.SetOwner]). Defaults to false.
+	Own bool
 	// Attempt identifies the acquire, so that it can be repeated after its
 	// answer was lost, also by a process that was restarted: the same attempt
 	// on a lease that has not expired gets the same token again. Defaults to a
@@ -50,8 +73,26 @@ func (c LeaseConfig) withDefaults(f Config) LeaseConfig {
 	if c.Wait == 0 {
 		c.Wait = c.TTL
 	}
+	if c.Coalesce == 0 {
+		c.Coalesce = 32
+	}
 	if c.Holder == "" {
 		c.Holder = f.Holder
+	}
+	if c.PollEvery == 0 {
+		c.PollEvery = min(c.TTL/5, 2*time.Second)
+	}
+	if c.ReserveFor == 0 {
+		c.ReserveFor = c.TTL
+	}
+	if c.RotateAfter == 0 {
+		c.RotateAfter = 10_000
+	}
+	if c.RotateEvery == 0 {
+		c.RotateEvery = time.Hour
+	}
+	if f.System {
+		c.RotateAfter, c.RotateEvery = -1, -1
 	}
 	if c.Attempt == uuid.Nil {
 		c.Attempt = uuid.New()
@@ -67,10 +108,16 @@ func (c LeaseConfig) validate() error {
 		return &InvalidError{"margin", fmt.Sprintf("is %v, want less than the lease time of %v", c.Margin, c.TTL)}
 	case c.RenewEvery <= 0 || c.RenewEvery >= c.TTL-c.Margin:
 		return &InvalidError{"renewal interval", fmt.Sprintf("is %v, want less than lease time minus margin, %v, or the lease would end between renewals", c.RenewEvery, c.TTL-c.Margin)}
-	case c.GateTimeout < 0:
-		return &InvalidError{"gate timeout", fmt.Sprintf("is %v, want a positive duration", c.GateTimeout)}
-	case c.Wait < 0:
-		return &InvalidError{"wait", fmt.Sprintf("is %v, want a positive duration", c.Wait)}
+	case c.GateTimeout < 0 || c.GateTimeout > 24*time.Hour:
+		return &InvalidError{"gate timeout", fmt.Sprintf("is %v, want a positive duration of at most 24 h", c.GateTimeout)}
+	case c.Wait < 0 || c.Wait > 24*time.Hour:
+		return &InvalidError{"wait", fmt.Sprintf("is %v, want a positive duration of at most 24 h", c.Wait)}
+	case c.PollEvery < time.Millisecond || c.PollEvery > time.Minute:
+		return &InvalidError{"poll interval", fmt.Sprintf("is %v, want 1 ms to 1 min", c.PollEvery)}
+	case c.ReserveFor < time.Millisecond || c.ReserveFor > 24*time.Hour:
+		return &InvalidError{"time for a successor", fmt.Sprintf("is %v, want 1 ms to 24 h", c.ReserveFor)}
+	case c.Coalesce < 0:
+		return &InvalidError{"coalesce", fmt.Sprintf("is %d, want 1 or more commits", c.Coalesce)}
 	case len(c.Holder) > 255 || !validText(c.Holder):
 		return &InvalidError{"holder", "is not 1 to 255 bytes of UTF-8"}
 	}
@@ -86,7 +133,7 @@ func (c LeaseConfig) validate() error {
 //
 // Errors: [*HeldError] if somebody has it, [*BlockedError] if a commit of the
 // previous holder is in progress, [*RefusedError] matching ErrClosed,
-// ErrHistory, [*InvalidError], or the database's.
+// ErrHistory, ErrOwner, [*InvalidError], or the database's.
 func (f *Fences) Acquire(ctx context.Context, key string, cfg LeaseConfig) (*Lease, error) {
 	cfg = cfg.withDefaults(f.cfg)
 	if err := validateKey(key); err != nil {
@@ -95,15 +142,27 @@ func (f *Fences) Acquire(ctx context.Context, key string, cfg LeaseConfig) (*Lea
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	lease, err := f.acquire(ctx, key, cfg)
+	lease, err := f.acquire(ctx, key, cfg, nil)
 	// The answer may have been lost on the way: the same attempt gets it again.
 	if err != nil && ctx.Err() == nil && !answered(err) {
-		lease, err = f.acquire(ctx, key, cfg)
+		lease, err = f.acquire(ctx, key, cfg, nil)
 	}
 	return lease, err
 }
 
-func (f *Fences) acquire(ctx context.Context, key string, cfg LeaseConfig) (*Lease, error) {
+// acquire tries once, and once more when it was blocked by a session that it
+// could end. again is how soon the caller asks again if it is refused;
+// nil if it doesn't.
+func (f *Fences) acquire(ctx context.Context, key string, cfg LeaseConfig, again *time.Duration) (*Lease, error) {
+	lease, err := f.acquireOnce(ctx, key, cfg, again)
+	var blocked *BlockedError
+	if errors.As(err, &blocked) && f.unblock(ctx, blocked, cfg.GateTimeout) {
+		return f.acquireOnce(ctx, key, cfg, again)
+	}
+	return lease, err
+}
+
+func (f *Fences) acquireOnce(ctx context.Context, key string, cfg LeaseConfig, again *time.Duration) (*Lease, error) {
 	// The trust in a lease is measured from before the question was asked: the
 	// database set the expiry later than this.
 	asked := time.Now()
@@ -113,9 +172,12 @@ func (f *Fences) acquire(ctx context.Context, key string, cfg LeaseConfig) (*Lea
 		holder       string
 		expires      time.Time
 		remaining    time.Duration
+		reserved     bool
 	)
-	err := f.call(ctx, func(row pgx.Row) error { return row.Scan(&won, &epoch, &token, &holder, &expires, &remaining) },
-		f.sql.acquire, key, cfg.Holder, cfg.TTL, cfg.Attempt, cfg.Wait)
+	err := f.call(ctx, func(row pgx.Row) error {
+		return row.Scan(&won, &epoch, &token, &holder, &expires, &remaining, &reserved)
+	},
+		f.sql.acquire, key, cfg.Holder, cfg.TTL, cfg.Attempt, cfg.Wait, cfg.Own, again)
 	if err != nil {
 		if t := translate(err); t != err {
 			return nil, t
@@ -123,7 +185,7 @@ func (f *Fences) acquire(ctx context.Context, key string, cfg LeaseConfig) (*Lea
 		return nil, fmt.Errorf("fencing: acquire %q: %w", key, err)
 	}
 	if !won {
-		return nil, &HeldError{Key: key, Holder: holder, ExpiresAt: expires, Remaining: remaining}
+		return nil, &HeldError{Key: key, Holder: holder, ExpiresAt: expires, Remaining: remaining, Reserved: reserved}
 	}
 	return f.hold(Position{key, *epoch, *token}, cfg, asked.Add(remaining)), nil
 }

@@ -155,7 +155,9 @@ func TestOtherContentUnderTheSameStepIsAConflictWithBothDigests(t *testing.T) {
 		t.Helper()
 		w.is(err, fencing.ErrConflict)
 		e := evidence(w, err)
-		first, second := mine.Digest(), other.Digest()
+		first, err1 := mine.Digest()
+		second, err2 := other.Digest()
+		w.ok(errors.Join(err1, err2))
 		if !bytes.Equal(e.Digest, first[:]) || !bytes.Equal(e.PresentedDigest, second[:]) || e.CommittedAt.IsZero() {
 			t.Errorf("evidence %+v", e)
 		}

@@ -287,16 +287,15 @@ func TestACommitThatTakesTooLongIsUnknownAndTheRetryTells(t *testing.T) {
 	holder := w.deferCommit()
 	_, err = lease.Commit(ctx, content("s", "x"), write)
 	w.is(err, fencing.ErrUnknownOutcome)
-	// The first is still in COMMIT, so the retry waits for it at the fence.
+	// The first may still be in COMMIT; or it has been rolled back by the cancel
+	// request with which pgx takes leave of a connection, if that came through in
+	// time. The retry waits, at the fence or in its own COMMIT, and tells.
 	retry := k.commitLater(lease.Position(), content("s", "x"))
-	pgtest.WaitTrue(t, w.admin, "select count(*) = 2 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'")
+	pgtest.WaitTrue(t, w.admin, "select count(*) >= 1 from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'")
 	w.letCommit(holder)
 	got := <-retry
 	w.ok(got.err)
-	if !got.receipt.Replayed {
-		t.Error("the first attempt did not commit")
-	}
-	w.wantWritten("k", written{2, 2, 2})
+	w.wantWritten("k", written{2, 2, 2}) // once, whichever attempt it was
 }
 
 func TestOnePooledConnectionIsEnough(t *testing.T) {

@@ -4,10 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -24,6 +24,11 @@ type Receipt struct {
 	CommittedAt time.Time
 	// Result is what the first attempt gave to SetResult, on a replay; else nil.
 	Result []byte
+
+	// behind comes with an error: the gate was passed, and what was behind it
+	// is rolled back. Then no earlier attempt of the callback shape has
+	// committed, nor can any more: it held the lock on which the gate waits.
+	behind bool
 }
 
 // Commit runs fn in a transaction that has passed the gate of pos, and commits
@@ -32,7 +37,8 @@ type Receipt struct {
 // process can retry what a first one may have committed.
 //
 // Two round trips enclose fn: BEGIN with the gate, and what was queued
-// (outbox.Append, SetResult) with COMMIT. fn may run more than once over
+// (outbox.Append, SetResult) with COMMIT. Where nothing has to be read behind
+// the gate, [Fences.CommitBatch] takes one. fn may run more than once over
 // retries and must touch nothing but its transaction. When it returns an error
 // or panics, everything is rolled back, and the error is returned as it is.
 //
@@ -42,138 +48,189 @@ type Receipt struct {
 // Answers: a Receipt; Replayed in it when the same attempt had committed
 // before, also after a takeover. A [*RefusedError] that matches ErrStale,
 // ErrConflict, ErrUnconfirmable or ErrClosed: nothing was written.
-// ErrUnknownOutcome: ask again with the same position and content.
-// ErrNotReplicated together with a Receipt. ErrHistory, ErrGateTimeout,
-// ErrRolledBack, ErrMisuse, [*InvalidError], or the error of a statement:
-// nothing was written.
+// ErrUnknownOutcome: ask again with the same position and content, or let
+// [Retry] do it. ErrNotReplicated together with a Receipt. ErrHistory,
+// ErrGateTimeout, ErrRolledBack, ErrMisuse, [*InvalidError], or the error of a
+// statement (a [*StatementError] if it was a queued one): nothing was written.
 func (f *Fences) Commit(ctx context.Context, pos Position, content Content, fn func(ctx context.Context, tx Tx) error) (Receipt, error) {
 	return f.commit(ctx, pos, content, f.cfg.GateTimeout, nil, fn)
 }
 
 func (f *Fences) commit(ctx context.Context, pos Position, content Content, timeout time.Duration, lease context.Context, fn func(ctx context.Context, tx Tx) error) (Receipt, error) {
-	receipt := Receipt{Position: pos, Step: content.Step}
 	if err := errors.Join(pos.validate(), content.validate()); err != nil {
 		return Receipt{}, err
 	}
-	conn, err := f.pool.Acquire(ctx)
-	if err != nil {
-		return Receipt{}, fmt.Errorf("fencing: commit of %q: connect: %w", pos.Key, err)
-	}
-	defer conn.Release() // a connection that is still in a transaction is closed by the pool
-	t := &tx{conn: conn.Conn(), pass: Pass{Schema: f.cfg.Schema, Key: pos.Key, Epoch: pos.Epoch, Token: pos.Token, Step: content.Step}, sql: &f.sql}
+	s := session{f: f, gates: []Gate{{pos, content}}, timeout: timeout, lease: lease}
+	receipts, err := s.commit(ctx, func(ctx context.Context, txs []Tx) error { return fn(ctx, txs[0]) })
+	return f.followed(ctx, s.gates[0], receipts[0], err)
+}
 
-	receipt.CommittedAt, err = t.enter(ctx, content, timeout)
+// session is one commit of the callback shape, through one gate or several.
+// The receipts that its steps return are in the order of the gates.
+type session struct {
+	f       *Fences
+	gates   []Gate // in the order in which they are locked
+	timeout time.Duration
+	lease   context.Context // nil for none
+
+	conn   *pgxpool.Conn
+	queued []statement
+}
+
+// commit returns as many receipts as there are gates, with an error too.
+func (s *session) commit(ctx context.Context, fn func(ctx context.Context, txs []Tx) error) ([]Receipt, error) {
+	receipts := make([]Receipt, len(s.gates))
+	var err error
+	s.conn, err = s.f.pool.Acquire(ctx)
 	if err != nil {
-		f.rollback(conn)
-		return f.refused(receipt, err)
+		return receipts, connectError(s.key(), err)
 	}
-	if err := t.run(ctx, lease, fn, func() { f.rollback(conn) }); err != nil {
-		f.rollback(conn)
-		return Receipt{}, gateTimeout(err)
+	defer s.conn.Release() // a connection that is still in a transaction is closed by the pool
+	at, refusedAt, err := s.enter(ctx)
+	if err != nil {
+		s.rollback()
+		return s.replayed(receipts, refusedAt, err)
 	}
-	if err := t.ended(); err != nil {
-		f.rollback(conn)
-		return Receipt{}, fmt.Errorf("fencing: commit of %q: %w", pos.Key, err)
+	failed := make([]Receipt, len(s.gates))
+	for i := range failed {
+		failed[i].behind = true
 	}
-	if err := t.commit(ctx, f.cfg.CommitTimeout); err != nil {
-		f.rollback(conn)
-		if errors.Is(err, ErrNotReplicated) {
-			return receipt, err
+	if err := s.run(ctx, fn); err != nil {
+		s.rollback()
+		return failed, gateTimeout(err)
+	}
+	if err := s.ended(); err != nil {
+		s.rollback()
+		return receipts, fmt.Errorf("fencing: commit of %q: %w", s.key(), err)
+	}
+	check := s.check()
+	o := s.f.finish(ctx, s.conn.Conn(), s.queued)
+	s.rollback()
+	if o.fate == refused && o.at == check && slices.Contains([]string{"22012", "FL007"}, code(o.err)) {
+		return receipts, fmt.Errorf("fencing: commit of %q: %w", s.key(), errNotSame)
+	}
+	err = o.explain(s.gates[0], s.queued, 0, len(s.queued))
+	switch o.fate {
+	case committed, notReplicatedFate:
+		for i, g := range s.gates {
+			receipts[i] = Receipt{Position: g.Position, Step: g.Content.Step, CommittedAt: at[i]}
 		}
-		return Receipt{}, err
+		return receipts, err
+	case refused, rolledBack:
+		return failed, err
 	}
-	return receipt, nil
+	return receipts, err
 }
 
-// refused turns the gate's answer "replayed" into a receipt.
-func (f *Fences) refused(receipt Receipt, err error) (Receipt, error) {
-	var r *RefusedError
-	if !errors.As(err, &r) || r.Answer != ErrReplayed {
-		return Receipt{}, err
-	}
-	receipt.Replayed = true
-	receipt.CommittedAt = r.Evidence.CommittedAt
-	receipt.Result = r.Evidence.Result
-	return receipt, nil
-}
+// key names the commit in its errors.
+func (s *session) key() string { return s.gates[0].Position.Key }
 
-// enter begins the transaction and passes the gate, in one round trip.
-func (t *tx) enter(ctx context.Context, content Content, timeout time.Duration) (committedAt time.Time, err error) {
+// enter begins the transaction and passes the gates, in one round trip. The
+// index is of the gate that refused.
+func (s *session) enter(ctx context.Context) (at []time.Time, refusedAt int, err error) {
+	at = make([]time.Time, len(s.gates))
 	b := &pgx.Batch{}
-	b.Queue(t.sql.begin)
-	digest := content.Digest()
-	b.Queue(t.sql.enter, t.pass.Key, t.pass.Epoch, t.pass.Token, t.pass.Step, digestAlgo, digest[:], timeout).
-		QueryRow(func(row pgx.Row) error { return row.Scan(&committedAt) })
-	if err := t.conn.SendBatch(ctx, b).Close(); err != nil {
-		if refused := translate(err); refused != err {
-			return time.Time{}, refused
-		}
-		return time.Time{}, fmt.Errorf("fencing: enter the gate of %q: nothing was written: %w", t.pass.Key, err)
+	b.Queue(s.f.sql.begin)
+	passed := 0
+	for i, g := range s.gates {
+		e := s.f.enterStatement(g.Position, g.Content, s.timeout, &at[i])
+		b.Queue(e.sql, e.args...).QueryRow(func(row pgx.Row) error {
+			err := e.read(row)
+			if err == nil {
+				passed++
+			}
+			return err
+		})
 	}
-	return committedAt, nil
+	if err := s.conn.SendBatch(ctx, b).Close(); err != nil {
+		if refusal := translate(err); refusal != err {
+			return nil, passed, s.gates[min(passed, len(s.gates)-1)].Content.recheck(refusal)
+		}
+		return nil, passed, &unreachedError{fmt.Sprintf("fencing: enter the gate of %q: nothing was written", s.key()), err}
+	}
+	return at, 0, nil
+}
+
+// replayed turns a gate's answer "replayed" into a receipt. One of several
+// gates speaks only for itself, see askAll.
+func (s *session) replayed(receipts []Receipt, at int, err error) ([]Receipt, error) {
+	var r *RefusedError
+	if !errors.As(err, &r) || r.Answer != ErrReplayed || len(s.gates) > 1 {
+		return receipts, err
+	}
+	receipts[at] = replay(s.gates[at], r.Evidence)
+	return receipts, nil
+}
+
+func replay(g Gate, e Evidence) Receipt {
+	return Receipt{Position: g.Position, Step: g.Content.Step, Replayed: true, CommittedAt: e.CommittedAt, Result: e.Result}
 }
 
 // run calls fn with a context that also ends with the trust in the lease.
 // A panic (or a runtime.Goexit) rolls back on its way out.
-func (t *tx) run(ctx context.Context, lease context.Context, fn func(ctx context.Context, tx Tx) error, rollback func()) error {
-	if lease != nil && lease.Err() != nil {
-		rollback()
-		return fmt.Errorf("fencing: commit of %q: nothing was written: %w", t.pass.Key, context.Cause(lease))
+func (s *session) run(ctx context.Context, fn func(ctx context.Context, txs []Tx) error) error {
+	lost := func() bool { return s.lease != nil && s.lease.Err() != nil }
+	if lost() {
+		return fmt.Errorf("fencing: commit of %q: nothing was written: %w", s.key(), context.Cause(s.lease))
 	}
 	returned := false
 	defer func() {
 		if !returned {
-			rollback()
+			s.rollback()
 		}
 	}()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	if lease != nil {
-		defer context.AfterFunc(lease, func() { cancel(context.Cause(lease)) })()
+	if s.lease != nil {
+		defer context.AfterFunc(s.lease, func() { cancel(context.Cause(s.lease)) })()
 	}
-	err := fn(ctx, t)
+	txs := make([]Tx, len(s.gates))
+	for i, g := range s.gates {
+		txs[i] = &tx{s.conn.Conn(), s.f.queue(g.Position, g.Content.Step, &s.queued)}
+	}
+	err := fn(ctx, txs)
 	returned = true
-	if lease != nil && lease.Err() != nil {
-		return fmt.Errorf("fencing: commit of %q: nothing was written: %w", t.pass.Key, errors.Join(context.Cause(lease), err))
+	if lost() {
+		return fmt.Errorf("fencing: commit of %q: nothing was written: %w", s.key(), errors.Join(context.Cause(s.lease), err))
 	}
 	return err
 }
 
-// commit sends what was queued, and COMMIT, in one round trip. The caller's
-// deadline does not reach it: a COMMIT that is cancelled may still happen.
-func (t *tx) commit(ctx context.Context, timeout time.Duration) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
-	defer cancel()
-	forgetNotice(t.conn.PgConn())
-	b := &pgx.Batch{}
-	for _, s := range t.queued {
-		b.Queue(s.sql, s.args...)
+// ended says what the callback has done to the transaction, by the state that
+// the server last reported.
+func (s *session) ended() error {
+	if s.conn.Conn().IsClosed() {
+		return &wrappedError{"the connection was lost during the callback: nothing was written", ErrRolledBack, nil}
 	}
-	var tag pgconn.CommandTag
-	b.Queue(t.sql.commit).Exec(func(c pgconn.CommandTag) error { tag = c; return nil })
-	err := t.conn.SendBatch(ctx, b).Close()
-	var pg *pgconn.PgError
-	switch {
-	case err == nil && tag.String() == "COMMIT":
-	case err == nil: // ROLLBACK: the server's answer to COMMIT of a failed transaction
-		return fmt.Errorf("fencing: commit of %q: %w", t.pass.Key, ErrRolledBack)
-	case errors.As(err, &pg) && (!fatal(pg) || pg.Code == "25P03"):
-		// The server refused, so nothing was written: an error of one of the
-		// statements, or of a deferred constraint. 25P03 ends only idle
-		// sessions, which had not received COMMIT.
-		if refused := translate(err); refused != err {
-			return refused
-		}
-		return fmt.Errorf("fencing: commit of %q: nothing was written: %w", t.pass.Key, err)
+	if s.conn.Conn().PgConn().IsBusy() {
+		return &wrappedError{"the callback left rows open, so COMMIT could not be sent: nothing was written; close the rows", ErrMisuse, nil}
+	}
+	switch s.conn.Conn().PgConn().TxStatus() {
+	case 'T':
+		return nil
+	case 'E':
+		return ErrRolledBack
 	default:
-		// A lost connection, a time-out, or a session that was ended while it
-		// waited for its standby: COMMIT may have happened.
-		return &wrappedError{fmt.Sprintf("fencing: commit of %q step %q: %v (%v)", t.pass.Key, t.pass.Step, ErrUnknownOutcome, err), ErrUnknownOutcome, err}
+		return &wrappedError{"the callback ended the transaction itself: whether its writes are committed is for a retry to tell", ErrMisuse, nil}
 	}
-	if notReplicated(t.conn.PgConn()) {
-		return fmt.Errorf("fencing: commit of %q step %q: %w", t.pass.Key, t.pass.Step, ErrNotReplicated)
+}
+
+// errNotSame is what a callback is told that has run rollback and begin behind
+// our back.
+var errNotSame = &wrappedError{"the callback ended the transaction and began another: nothing of it was committed, and what it wrote before is for a retry to tell", ErrMisuse, nil}
+
+// check has the pass looked at again with COMMIT: after rollback and begin the
+// server reports an open transaction, as if nothing had been. append and
+// set_result look at the pass anyway, so it costs something only where there is
+// neither. It says which statement does it.
+func (s *session) check() (at int) {
+	for i, q := range s.queued {
+		if q.sql == s.f.sql.append || q.sql == s.f.sql.setResult {
+			return i
+		}
 	}
-	return nil
+	s.queued = append(s.queued, statement{sql: s.f.sql.stillPassed, args: []any{s.key()}})
+	return len(s.queued) - 1
 }
 
 // gateTimeout finds the database's own word in an error that says only that
@@ -185,6 +242,8 @@ func gateTimeout(err error) error {
 	}
 	return err
 }
+
+func (s *session) rollback() { s.f.rollback(s.conn) }
 
 // rollback ends what is left of the transaction, if the connection still lives.
 // The caller's context may be over, so it is not asked.
@@ -200,22 +259,6 @@ func (f *Fences) rollback(conn *pgxpool.Conn) {
 	}
 }
 
-// Enter passes the gate inside a transaction of the caller's, who commits it.
-// It is for those who must own their transaction; [Fences.Commit] is shorter
-// and handles every outcome. The transaction must be READ COMMITTED, and Enter
-// a statement of its own in it.
-//
-// Every answer but a first commit is an error, after which the transaction can
-// only be rolled back: a [*RefusedError] also for ErrReplayed.
-func (f *Fences) Enter(ctx context.Context, t pgx.Tx, pos Position, content Content) (*Entered, error) {
-	if err := errors.Join(pos.validate(), content.validate()); err != nil {
-		return nil, err
-	}
-	digest := content.Digest()
-	var at time.Time
-	err := t.QueryRow(ctx, f.sql.enter, pos.Key, pos.Epoch, pos.Token, content.Step, digestAlgo, digest[:], f.cfg.GateTimeout).Scan(&at)
-	if err != nil {
-		return nil, translate(err)
-	}
-	return &Entered{Tx: t, pass: Pass{Schema: f.cfg.Schema, Key: pos.Key, Epoch: pos.Epoch, Token: pos.Token, Step: content.Step}, sql: &f.sql}, nil
+func (f *Fences) queue(p Position, step string, queued *[]statement) *queue {
+	return &queue{pass: Pass{Schema: f.cfg.Schema, Key: p.Key, Epoch: p.Epoch, Token: p.Token, Step: step}, sql: &f.sql, queued: queued}
 }

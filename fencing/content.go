@@ -1,10 +1,6 @@
 package fencing
 
-import (
-	"crypto/sha256"
-	"encoding/binary"
-	"unicode/utf8"
-)
+import "unicode/utf8"
 
 // Content names one commit and says what it commits.
 //
@@ -20,29 +16,9 @@ type Content struct {
 	Type string
 	// Bytes is the content.
 	Bytes []byte
-}
-
-// digestAlgo is stored beside each digest: only digests of one algorithm are
-// ever compared.
-const digestAlgo = "sha256/raw/1"
-
-// Digest is what the receipt keeps of the content: SHA-256 over a framed
-// preimage, so that no two different contents share one:
-//
-//	"fenceline-content" 0x01 · uint64(len(Type)) Type · uint64(len(Bytes)) Bytes
-//
-// with lengths in big-endian order. Neither the step nor the position is in it.
-func (c Content) Digest() [sha256.Size]byte {
-	h := sha256.New()
-	var n [8]byte
-	h.Write([]byte("fenceline-content\x01"))
-	binary.BigEndian.PutUint64(n[:], uint64(len(c.Type)))
-	h.Write(n[:])
-	h.Write([]byte(c.Type))
-	binary.BigEndian.PutUint64(n[:], uint64(len(c.Bytes)))
-	h.Write(n[:])
-	h.Write(c.Bytes)
-	return [sha256.Size]byte(h.Sum(nil))
+	// Algorithm is how the two become the digest of the receipt. Defaults to
+	// RawBytes.
+	Algorithm Algorithm
 }
 
 func (c Content) validate() error {
@@ -52,7 +28,11 @@ func (c Content) validate() error {
 	case !validText(c.Step):
 		return &InvalidError{"step", "is not UTF-8 without NUL"}
 	}
-	return nil
+	if c.Algorithm.orDefault() == RawBytes {
+		return nil
+	}
+	_, err := c.Digest()
+	return err
 }
 
 func validateKey(key string) error {

@@ -59,6 +59,7 @@
 //	ErrUnknownOutcome        the answer to COMMIT is lost: call Commit again
 //	ErrNotReplicated         with a receipt: committed, but perhaps not on the standby
 //	ErrHistory               restored, promoted or copied: an operator decides
+//	ErrOwner                 the key belongs to another login
 //	ErrGateTimeout           idle behind the gate for too long: nothing was written
 //	ErrLeaseLost, ErrReleased  the lease ended during the callback: nothing was written
 //
@@ -69,7 +70,8 @@
 // # The rules for callers
 //
 //   - Everything that determines the effect belongs into Content.Bytes: it is
-//     what a retry is compared by. Keep the bytes; don't serialise anew.
+//     what a retry is compared by. Keep the bytes; don't serialise anew. Who
+//     must, and writes JSON, uses [StrictJSON].
 //   - A step names one of several commits under one token. Choose it from the
 //     work, not from the attempt.
 //   - A callback may run more than once over retries. It touches nothing but its
@@ -77,8 +79,12 @@
 //   - Pass the callback's context on: it ends with the trust in the lease.
 //   - After ErrUnknownOutcome, ask again, from this process or another, with the
 //     same position and content, until there is an answer.
+//   - A lease rotates its token by itself now and then ([Lease.Rotate]), and a step
+//     is remembered under its token. Who keeps a position for a retry by another
+//     process commits by that position.
 //   - Tokens protect against being late, not against malice among the logins of
-//     one role.
+//     one role. Logins that must be kept apart own their keys
+//     ([LeaseConfig].Own).
 //
 // # How it is done
 //
@@ -98,4 +104,9 @@
 // with COMMIT. One goroutine and one statement renew all leases of a process.
 // Those who bring their own lease advance the fence in a transaction of theirs
 // ([Fences.Advance]) and commit by position ([Fences.Commit], [Fences.Enter]).
+//
+// [Fences.Campaign] waits for a lease, [Lease.HandOver] gives it to a named
+// successor. The row of the lease carries who waits and who comes next; all of
+// that is liveness, judged on the database's clock behind the row's lock, and can
+// at worst cost time. [Operator] looks and mends.
 package fencing

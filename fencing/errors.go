@@ -55,8 +55,10 @@ var (
 	ErrBlocked = errors.New("blocked by a commit in progress")
 	// ErrHistory: the database was restored, promoted or copied since the
 	// fences were issued. No token is issued and nothing commits until an
-	// operator has confirmed it; the error says how.
+	// operator has confirmed it. The error is a [*HistoryError].
 	ErrHistory = errors.New("not the history that the fences were issued in")
+	// ErrOwner: the key belongs to another login.
+	ErrOwner = errors.New("the key belongs to another login")
 	// ErrIsolation: the transaction is not READ COMMITTED.
 	ErrIsolation = errors.New("the gate needs a READ COMMITTED transaction")
 	// ErrMisuse: the caller contradicts itself: the same step twice in one
@@ -88,6 +90,9 @@ type Evidence struct {
 	Result      []byte
 	// Digest is that of the receipt, PresentedDigest that of this attempt.
 	Digest, PresentedDigest []byte
+	// Algorithm is the one of the receipt's Digest; PresentedDigest is made with
+	// it, too, where this version knows it.
+	Algorithm Algorithm
 	// ClosedAt is when this life of the key ended.
 	ClosedAt time.Time
 	// Reason says more for ErrUnconfirmable.
@@ -140,18 +145,24 @@ func short(digest []byte) string {
 	return s[:min(len(s), 8)]
 }
 
-// HeldError says who holds a lease, and until when; not under which token,
-// which only its holder has use for.
+// HeldError says who holds a lease, or for whom it is kept, and until when; not
+// under which token, which only its holder has use for.
 type HeldError struct {
 	Key, Holder string
 	// ExpiresAt is on the database's clock.
 	ExpiresAt time.Time
 	// Remaining is the time until then, on the database's clock, when it answered.
 	Remaining time.Duration
+	// Reserved: the lease is free, but was handed over to Holder, or was
+	// released while Holder was first in line, who has not come for it yet.
+	Reserved bool
 }
 
 // Error implements error.
 func (e *HeldError) Error() string {
+	if e.Reserved {
+		return fmt.Sprintf("fencing: lease %q is kept for %q for another %v", e.Key, e.Holder, e.Remaining.Round(time.Millisecond))
+	}
 	return fmt.Sprintf("fencing: lease %q is held by %q for another %v", e.Key, e.Holder, e.Remaining.Round(time.Millisecond))
 }
 
@@ -212,7 +223,7 @@ func translate(err error) error {
 	case "FL005":
 		return refused(ErrClosed)
 	case "FL006":
-		return wrapped(ErrHistory)
+		return historyError(pg)
 	case "FL007":
 		return wrapped(ErrNoPass)
 	case "FL008":
@@ -228,6 +239,8 @@ func translate(err error) error {
 		return &BlockedError{d.Key, d.BlockedBy}
 	case "FL011":
 		return &wrappedError{"fencing: " + pg.Message, ErrInvalid, err}
+	case "FL012":
+		return wrapped(ErrOwner)
 	case "25P03": // idle_in_transaction_session_timeout: only ever while idle, so never in a COMMIT
 		return &wrappedError{fmt.Sprintf("fencing: %v: nothing was written; a retry with the same token tells where the fence is", ErrGateTimeout), ErrGateTimeout, err}
 	}
@@ -272,13 +285,14 @@ func parseEvidence(detail string) Evidence {
 		ClosedAt        time.Time `json:"closed_at"`
 		Digest          string    `json:"digest"`
 		PresentedDigest string    `json:"presented_digest"`
+		Algo            string    `json:"algo"`
 		Result          *string   `json:"result"`
 		Reason          string    `json:"reason"`
 	}
 	_ = json.Unmarshal([]byte(detail), &d) // ours; an error leaves it empty, the answer stands
 	e := Evidence{
 		Key: d.Key, Epoch: d.Epoch, Token: d.Token, Step: d.Step, CurrentEpoch: d.CurrentEpoch, CurrentToken: d.CurrentToken,
-		CommittedAt: d.CommittedAt, ClosedAt: d.ClosedAt, Reason: d.Reason,
+		CommittedAt: d.CommittedAt, ClosedAt: d.ClosedAt, Reason: d.Reason, Algorithm: Algorithm(d.Algo),
 	}
 	e.Digest, _ = hex.DecodeString(d.Digest)
 	e.PresentedDigest, _ = hex.DecodeString(d.PresentedDigest)

@@ -91,14 +91,16 @@ type Fences struct {
 	sql  statements
 
 	mu       sync.Mutex
+	contests map[string]*contest // who campaigns in this process, by key
 	leases   map[*Lease]struct{} // those that are renewed
 	renewing bool                // a renewer runs
 	wake     chan struct{}       // tells it that a lease was added or is gone
 }
 
 // New checks that the schema is there, that this library and it go together,
-// and that the server keeps what it acknowledges. It starts nothing: leases
-// are renewed in the background from the first Acquire to the last Release.
+// and that database and server keep what they acknowledge: else it refuses,
+// with a [*SettingError]. It starts nothing: leases are renewed in the
+// background from the first Acquire to the last Release.
 //
 // The pool stays the caller's. A login needs the role fenceline_producer.
 func New(ctx context.Context, pool *pgxpool.Pool, cfg Config) (*Fences, error) {
@@ -111,33 +113,12 @@ func New(ctx context.Context, pool *pgxpool.Pool, cfg Config) (*Fences, error) {
 	}
 	f := &Fences{
 		pool: pool, cfg: cfg, sql: newStatements(cfg.Schema, cfg.System),
-		leases: map[*Lease]struct{}{}, wake: make(chan struct{}, 1),
+		contests: map[string]*contest{}, leases: map[*Lease]struct{}{}, wake: make(chan struct{}, 1),
 	}
-	if err := f.checkSettings(ctx); err != nil {
+	if err := checkDatabase(ctx, pool, cfg); err != nil {
 		return nil, err
 	}
 	return f, nil
-}
-
-// checkSettings refuses a server on which an acknowledged commit can vanish.
-func (f *Fences) checkSettings(ctx context.Context) error {
-	var fsync, fullPageWrites string
-	var recovery bool
-	if err := f.pool.QueryRow(ctx, f.sql.settings).Scan(&fsync, &fullPageWrites, &recovery); err != nil {
-		return fmt.Errorf("fencing: read the server's settings: %w", err)
-	}
-	if recovery {
-		return &InvalidError{"database", "is a standby in recovery: connect to the primary"}
-	}
-	if f.cfg.AllowUnsafeDatabase {
-		return nil
-	}
-	for name, value := range map[string]string{"fsync": fsync, "full_page_writes": fullPageWrites} {
-		if value != "on" {
-			return &InvalidError{"database setting " + name, fmt.Sprintf("is %s: a crash could take back what was acknowledged, and no promise would hold; set it to on", value)}
-		}
-	}
-	return nil
 }
 
 // Schema is the schema that the fences are in.

@@ -27,7 +27,7 @@ func (w *world) mutate(function, piece, with string) {
 func TestEachRuleIsNeededByAScenario(t *testing.T) {
 	t.Parallel()
 	const (
-		f       = "where key = p_key and epoch = p_epoch and max_issued_token = p_token and closed_at is null for no key update"
+		f       = "where key = p_key and epoch = p_epoch and max_issued_token = p_token and closed_at is null and (owner is null or owner = session_user) for no key update"
 		r2      = "if not found then perform @schema@._refuse(p_key, p_epoch, p_token, p_step, p_algo, p_digest); end if;\n  -- H:"
 		advance = "update @schema@.fence t set max_issued_token = _advance_locked.token where t.key = f.key;"
 		pass    = "and r.xid = pg_current_xact_id_if_assigned() and r.committed_at >= transaction_timestamp())"
@@ -37,9 +37,9 @@ func TestEachRuleIsNeededByAScenario(t *testing.T) {
 		function, piece, with string
 		scenario              func(*world)
 	}{
-		"F without the epoch": {"enter", f, "where key = p_key and max_issued_token = p_token and closed_at is null for no key update", tokenOfAnotherLife},
+		"F without the epoch": {"enter", f, "where key = p_key and max_issued_token = p_token and closed_at is null and (owner is null or owner = session_user) for no key update", tokenOfAnotherLife},
 		"F by a fact of another row, which the old snapshot answers": {"enter", f,
-			"where key = p_key and epoch = p_epoch and p_token = (select o.max_issued_token from @schema@.fence o where o.key = p_key) and closed_at is null for no key update", waitedBehindATakeover},
+			"where key = p_key and epoch = p_epoch and p_token = (select o.max_issued_token from @schema@.fence o where o.key = p_key) and closed_at is null and (owner is null or owner = session_user) for no key update", waitedBehindATakeover},
 		"F without a lock": {"enter", f, strings.TrimSuffix(f, " for no key update"), blockedTakeover},
 		"a miss at F is stale, without R2": {"enter", r2,
 			"if not found then " + stale + "; end if;\n  -- H:", retryBehindItsOwnCommitAndATakeover},
@@ -47,12 +47,12 @@ func TestEachRuleIsNeededByAScenario(t *testing.T) {
 		"no look at the history in a commit": {"enter", "and h.self_oid = h.tableoid and h.timeline = i.timeline and h.database_oid = i.database_oid and h.system_identifier = i.system_identifier",
 			"", func(w *world) { anotherHistory(w, "k", "timeline = '00000009'") }},
 		"no look at the history's beginning in a commit": {"enter", "p_epoch >= h.since and", "", afterABump},
-		"no timeout behind the gate":                     {"enter", "perform set_config('idle_in_transaction_session_timeout', ms, true), set_config('statement_timeout', ms, true);", "", pausedBehindTheGate},
+		"no timeout behind the gate":                     {"enter", "set_config('idle_in_transaction_session_timeout', ms, true), set_config('statement_timeout', ms, true)", "ms", pausedBehindTheGate},
 		"a pass from any transaction":                    {"append", pass, ")", passOfAnother},
 		"a pass by transaction id alone":                 {"append", "and r.committed_at >= transaction_timestamp())", ")", xidComesRoundAgain},
 		"a token as durable as the session pleases":      {"_advance_locked", "perform set_config('synchronous_commit', 'on', true)", "perform 1", durableToken},
 		"a granted token is an outsider's too":           {"advance", "and not exists (select 1 from @schema@.lease l where l.key = p_key and l.epoch = f.epoch and l.token = f.max_issued_token)", "", managedTokenIsNobodyElses},
-		"leases of before outlive a bump":                {"history_bump", "update @schema@.lease set expires_at = '-infinity' where expires_at > '-infinity';", "", afterABump},
+		"leases of before outlive a bump":                {"_bump", "update @schema@.lease set expires_at = '-infinity', successor = null, reserved_until = null where expires_at > '-infinity' or reserved_until is not null;", "", afterABump},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -24,7 +24,7 @@ func newServerWorld(t *testing.T) *world {
 		t.Fatal(err)
 	}
 	u.RawQuery += "&synchronous_commit=local" // the superuser waits for no standby
-	w := &world{TB: t, dsn: u.String()}
+	w := &world{TB: t, dsn: u.String(), server: server}
 	w.admin = pgtest.Connect(t, w.dsn)
 	migrator, err := migrations.New(w.session(w.dsn), migrations.Config{Logger: slog.New(slog.DiscardHandler)})
 	w.ok(err)

@@ -91,8 +91,9 @@ func (f *Fences) renewOnce(leases []*Lease) {
 	asking := make(map[Position]*Lease, n)
 	patience := f.patience()
 	for i, l := range leases {
-		keys[i], epochs[i], tokens[i], ttls[i] = l.pos.Key, l.pos.Epoch, l.pos.Token, l.cfg.TTL
-		asking[l.pos] = l
+		pos := l.Position()
+		keys[i], epochs[i], tokens[i], ttls[i] = pos.Key, pos.Epoch, pos.Token, l.cfg.TTL
+		asking[pos] = l
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -119,12 +120,15 @@ func (f *Fences) renewOnce(leases []*Lease) {
 		if !ok {
 			continue
 		}
-		delete(asking, a.Position)
-		if a.OK {
+		switch {
+		case a.OK:
 			l.renewed(asked)
-		} else {
+		case l.movedOn(a.Position):
+			continue // a rotation has overtaken the question: ask again
+		default:
 			l.lose("the database says that somebody else has it, or that it was released")
 		}
+		delete(asking, a.Position)
 	}
 	// Those without an answer were busy, or the renewal failed.
 	for _, l := range asking {

@@ -2,7 +2,6 @@ package fencing
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/fenceline/fenceline/internal/gate"
 	"github.com/jackc/pgx/v5"
@@ -20,8 +19,9 @@ type Tx interface {
 	// Gate says which gate it has passed.
 	Gate() Pass
 	// Queue puts a statement into the round trip of COMMIT. Its result is not
-	// seen; its error fails the commit. It runs after everything that the
-	// callback did, and a savepoint that is rolled back does not take it back.
+	// seen; its error fails the commit, and is a [*StatementError]. It runs after
+	// everything that the callback did, and a savepoint that is rolled back does
+	// not take it back.
 	Queue(sql string, args ...any)
 	// SetResult puts a small result, at most 8 KiB, into the receipt, in the
 	// round trip of COMMIT. A replay gets it back.
@@ -37,26 +37,29 @@ var errOwned = &wrappedError{"fencing: the transaction ends with the callback: r
 // tx is a transaction on a connection of its own, begun in the same round trip
 // as the gate (which pgx's own Begin could not share).
 type tx struct {
-	conn   *pgx.Conn
-	pass   Pass
-	sql    *statements
-	queued []statement
+	conn *pgx.Conn
+	*queue
 }
 
-type statement struct {
-	sql  string
-	args []any
+// queue is what a transaction that has passed a gate takes along with COMMIT.
+// Several gates share the list of statements.
+type queue struct {
+	pass   Pass
+	sql    *statements
+	queued *[]statement
 }
 
 var _ Tx = (*tx)(nil)
 
-func (t *tx) Gate() Pass                    { return t.pass }
-func (t *tx) Queue(sql string, args ...any) { t.queued = append(t.queued, statement{sql, args}) }
-func (t *tx) SetResult(result []byte) error {
+func (q *queue) Gate() Pass { return q.pass }
+func (q *queue) Queue(sql string, args ...any) {
+	*q.queued = append(*q.queued, statement{sql: sql, args: args})
+}
+func (q *queue) SetResult(result []byte) error {
 	if err := validateResult(result); err != nil {
 		return err
 	}
-	t.Queue(t.sql.setResult, t.pass.Key, t.pass.Epoch, t.pass.Token, t.pass.Step, result)
+	q.Queue(q.sql.setResult, q.pass.Key, q.pass.Epoch, q.pass.Token, q.pass.Step, result)
 	return nil
 }
 func (t *tx) Conn() *pgx.Conn              { return t.conn }
@@ -112,50 +115,4 @@ func (t *tx) LargeObjects() pgx.LargeObjects {
 // nothing, and its commit is never called.
 func (t *tx) native(ctx context.Context) (pgx.Tx, error) {
 	return t.conn.BeginTx(ctx, pgx.TxOptions{BeginQuery: "select"})
-}
-
-// Entered is a caller's own transaction that has passed the gate through
-// [Fences.Enter]. The caller commits it.
-type Entered struct {
-	pgx.Tx
-	pass Pass
-	sql  *statements
-}
-
-// Gate says which gate it has passed.
-func (t *Entered) Gate() Pass { return t.pass }
-
-// SetResult puts a small result, at most 8 KiB, into the receipt.
-func (t *Entered) SetResult(ctx context.Context, result []byte) error {
-	if err := validateResult(result); err != nil {
-		return err
-	}
-	_, err := t.Exec(ctx, t.sql.setResult, t.pass.Key, t.pass.Epoch, t.pass.Token, t.pass.Step, result)
-	return translate(err)
-}
-
-func validateResult(result []byte) error {
-	if len(result) > maxResult {
-		return &InvalidError{"result", fmt.Sprintf("has %d bytes, a receipt carries at most %d", len(result), maxResult)}
-	}
-	return nil
-}
-
-// ended says what the callback has done to the transaction, by the state that
-// the server last reported.
-func (t *tx) ended() error {
-	if t.conn.IsClosed() {
-		return &wrappedError{"fencing: the connection was lost during the callback: nothing was written", ErrRolledBack, nil}
-	}
-	if t.conn.PgConn().IsBusy() {
-		return &wrappedError{"fencing: the callback left rows open, so COMMIT could not be sent: nothing was written; close the rows", ErrMisuse, nil}
-	}
-	switch t.conn.PgConn().TxStatus() {
-	case 'T':
-		return nil
-	case 'E':
-		return ErrRolledBack
-	default:
-		return &wrappedError{"fencing: the callback ended the transaction itself: whether its writes are committed is for a retry to tell", ErrMisuse, nil}
-	}
 }

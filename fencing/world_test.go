@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fenceline/fenceline/fencing"
+	"github.com/fenceline/fenceline/internal/devstack"
 	"github.com/fenceline/fenceline/internal/pgmigrated"
 	"github.com/fenceline/fenceline/internal/pgtest"
 	"github.com/fenceline/fenceline/internal/schema"
@@ -31,8 +32,9 @@ var ctx = context.Background()
 type world struct {
 	testing.TB
 	admin    *pgxpool.Pool
-	dsn      string // the superuser's
-	producer string // a login that is a producer and nothing else
+	dsn      string             // the superuser's
+	producer string             // a login that is a producer and nothing else
+	server   *devstack.Postgres // where it has one of its own
 }
 
 func newWorld(t testing.TB) *world {

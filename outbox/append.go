@@ -8,22 +8,23 @@ import (
 
 	"github.com/fenceline/fenceline/internal/gate"
 	"github.com/fenceline/fenceline/internal/schema"
-	"github.com/google/uuid"
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
 )
 
 // Pass says which gate a transaction has passed.
 type Pass = gate.Pass
 
-// Tx is a transaction that has passed the gate of a key: a fencing.Tx is one.
-// If it also has
+// Tx is a transaction that has passed the gate of a key, or the batch of one
+// that will: a fencing.Tx, a *fencing.Entered or a *fencing.Batch. Beside Gate
+// it has one of
 //
 //	Queue(sql string, args ...any)
+//	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
 //
-// then Append puts its statement there, into the round trip of COMMIT.
+// of which Append prefers the first: its statement then goes into the round
+// trip of COMMIT.
 type Tx interface {
-	pgx.Tx
 	// Gate says which gate it has passed.
 	Gate() Pass
 }
@@ -33,14 +34,15 @@ type queuer interface {
 	Queue(sql string, args ...any)
 }
 
+// executer is a Tx that somebody else commits.
+type executer interface {
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+}
+
 // ErrNoPass: the transaction has not passed the gate of the key under which it
 // wants to append. Append inside the callback of a commit, with its
 // transaction.
 var ErrNoPass = errors.New("outbox: the transaction has not passed the gate")
-
-// appendSQL calls append() of migrations/producer, where the pass is checked
-// and seq is allotted. One call appends to one topic.
-const appendSQL = "select @schema@.append($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)"
 
 // Append adds events to the outbox inside the fenced transaction tx, in the
 // given order. They are published if and only if tx commits. The key of each
@@ -81,27 +83,28 @@ func Append(ctx context.Context, tx Tx, events ...Event) error {
 }
 
 func appendTopic(ctx context.Context, tx Tx, pass Pass, topic string, events []Event) error {
-	n := len(events)
-	ids := make([]uuid.UUID, n)
-	aggregates, types, sources := make([]string, n), make([]string, n), make([]string, n)
-	subjects, contentTypes, headers := make([]*string, n), make([]*string, n), make([]*string, n)
-	payloads := make([][]byte, n)
-	for i, e := range events {
-		ids[i], aggregates[i], types[i], sources[i] = e.ID, e.AggregateType, e.Type, e.Source
-		subjects[i], contentTypes[i], payloads[i] = text(e.Subject), text(e.ContentType), e.Payload
-		encoded, err := encodeHeaders(e.Headers)
+	call := &gate.Append{Pass: pass, Topic: topic}
+	for _, e := range events {
+		headers, err := encodeHeaders(e.Headers)
 		if err != nil {
 			return fmt.Errorf("outbox: encode headers: %w", err)
 		}
-		headers[i] = encoded
+		call.IDs, call.Aggregates, call.Types, call.Sources = append(call.IDs, pgtype.UUID{Bytes: e.ID, Valid: true}), append(call.Aggregates, e.AggregateType), append(call.Types, e.Type), append(call.Sources, e.Source)
+		call.Subjects, call.ContentTypes = append(call.Subjects, text(e.Subject)), append(call.ContentTypes, text(e.ContentType))
+		call.Headers, call.Payloads = append(call.Headers, headers), append(call.Payloads, e.Payload)
 	}
-	sql := schema.Expand(appendSQL, pass.Schema)
-	args := []any{pass.Key, pass.Epoch, pass.Token, pass.Step, topic, ids, aggregates, types, subjects, sources, contentTypes, headers, payloads}
+	// append() of migrations/producer checks the pass and allots seq. One call
+	// appends to one topic.
+	sql := schema.Expand(gate.AppendSQL, pass.Schema)
 	if q, ok := tx.(queuer); ok {
-		q.Queue(sql, args...)
+		q.Queue(sql, call)
 		return nil
 	}
-	_, err := tx.Exec(ctx, sql, args...)
+	x, ok := tx.(executer)
+	if !ok {
+		return fmt.Errorf("outbox: a %T can neither queue nor execute a statement", tx)
+	}
+	_, err := x.Exec(ctx, sql, call)
 	var pg *pgconn.PgError
 	if errors.As(err, &pg) && pg.Code == "FL007" {
 		return fmt.Errorf("%w: %s: %w", ErrNoPass, pg.Message, err)

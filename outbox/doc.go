@@ -13,7 +13,7 @@
 // commit order, that runs on across takeovers of the key; so a consumer can tell
 // that nothing is missing, and which of two events is the later one. What
 // cannot be published cannot be appended: the size, the topic's name, the
-// headers are checked by [Append], at once, and again by the table.
+// headers are checked by [Append], at once, and again by append().
 //
 // # The model
 //

@@ -165,6 +165,9 @@ func (s *session) checkpoint(ctx context.Context, sync bool) error {
 // load reads where the last session got to, whoever's it was.
 func (s *session) load(ctx context.Context) error {
 	conn := s.reader.conn
+	if err := s.sameCluster(ctx, conn); err != nil {
+		return err
+	}
 	at := start()
 	var s1, s2 string
 	err := conn.QueryRow(ctx, s.sql.loadCursor).Scan(&s1, &at.low, &s2, &at.high, &at.low2, &at.last, &s.pairLow)
@@ -208,6 +211,24 @@ func (s *session) load(ctx context.Context) error {
 		s.cfg.signals.loaded(at)
 	}
 	return nil
+}
+
+// sameCluster refuses transaction ids that this cluster has not given out yet:
+// they came with a dump from another one. Under them, events would count as
+// published that are not, and nothing would say so.
+func (s *session) sameCluster(ctx context.Context, conn *pgx.Conn) error {
+	var newest, next int64
+	if err := conn.QueryRow(ctx, s.sql.newestXid).Scan(&newest); err != nil {
+		return fmt.Errorf("relay: look at the newest transaction: %w", err)
+	}
+	if err := conn.QueryRow(ctx, s.sql.nextXid).Scan(&next); err != nil {
+		return fmt.Errorf("relay: look at the next transaction: %w", err)
+	}
+	if newest < next {
+		return nil
+	}
+	return &SettingError{"transaction id in " + s.cfg.Schema + ".outbox or relay_checkpoint", fmt.Sprintf("%d, ahead of the cluster's next one, %d", newest, next),
+		fmt.Sprintf("the data came from another cluster, and events would be passed over; an operator runs select %s.history_restamp(), and everything in the outbox is published again", s.cfg.Schema)}
 }
 
 func (c cursor) withSnapshots(s1, s2 string) (_ cursor, err error) {

@@ -2,7 +2,9 @@ package relay
 
 import (
 	"context"
+	"errors"
 	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
@@ -124,4 +126,35 @@ func TestEventsAreInOrderAcrossKillsOfTheDatabase(t *testing.T) {
 		return n == total
 	})
 	r.end()
+}
+
+// After a dump was loaded into a younger cluster, rows and cursor carry
+// transaction ids that this cluster has yet to give out.
+func TestTransactionIDsOfAnotherClusterAreRefusedUntilTheyAreRestamped(t *testing.T) {
+	t.Parallel()
+	pool, kafka := fresh(t, "a")
+	p := newProducer(t, pool, "k")
+	p.publish("a", "1")
+	first := startRelay(t, pool, kafka, quick())
+	eventually(t, "the first event is published", func() bool { return kafka.has("a", "1") })
+	first.end()
+	for name, sql := range map[string]string{
+		"cursor": "update fenceline.relay_checkpoint set s1 = '99000000:99000000:'",
+		"event":  "update fenceline.outbox set xid = '99000000'",
+	} {
+		if _, err := pool.Exec(bg, sql); err != nil {
+			t.Fatal(err)
+		}
+		p.publish("a", name)
+		var setting *SettingError
+		if err := Run(bg, pool, kafka, quick()); !errors.As(err, &setting) || !strings.Contains(err.Error(), "history_restamp()") {
+			t.Fatalf("%s of another cluster: %v, want a refusal with the remedy", name, err)
+		}
+		if _, err := pool.Exec(bg, "select fenceline.history_restamp()"); err != nil {
+			t.Fatal(err)
+		}
+		r := startRelay(t, pool, kafka, quick())
+		eventually(t, name+": what was committed since is published", func() bool { return kafka.has("a", name) })
+		r.end()
+	}
 }

@@ -35,7 +35,7 @@ func Run(ctx context.Context, pool *pgxpool.Pool, publisher Publisher, cfg Confi
 	}
 	cfg = cfg.withDefaults()
 	sql := newStatements(cfg.Schema)
-	if err := check(ctx, pool, cfg, &sql); err != nil {
+	if err := check(ctx, pool, cfg); err != nil {
 		return stopped(ctx, err)
 	}
 	fences, err := fencing.New(ctx, pool, fencing.Config{

@@ -80,11 +80,11 @@ select ` + columns + ` from @schema@.outbox
 
 // statements are the relay's, for one schema.
 type statements struct {
-	poll, old, fresh         string
-	checkpoint               string
-	loadCursor               string
-	loadHeld, loadForks      string
-	sequence, table, columns string
+	poll, old, fresh    string
+	checkpoint          string
+	newestXid, nextXid  string
+	loadCursor          string
+	loadHeld, loadForks string
 }
 
 func newStatements(name string) statements {
@@ -101,18 +101,15 @@ func newStatements(name string) statements {
 		fresh: x(page(newSQL, newPage), "rows", "bytes", "topics", "only", "s1", "s2", "last", "high"),
 		checkpoint: x(`select pair_low from @schema@.relay_checkpoint($1, $2, $3, $4::text::pg_snapshot, $5, $6::text::pg_snapshot, $7, $8, $9,
 			$10::jsonb, $11::jsonb, $12::text[], $13)`),
+		// The first must be read before the second: whoever has an xid by then has
+		// one below the snapshot's xmax. By index, from its end.
+		newestXid: x(`select coalesce(greatest((select xid::text::numeric from @schema@.outbox order by xid desc limit 1),
+			(select pg_snapshot_xmax(s1)::text::numeric - 1 from @schema@.relay_checkpoint order by n desc limit 1)), 0)::bigint`),
+		nextXid: `select pg_snapshot_xmax(pg_current_snapshot())::text::bigint`,
 		loadCursor: x(`select s1::text, low, coalesce(s2::text, ''), coalesce(high, 0), coalesce(low2, 0), last_pos, pair_low
 			from @schema@.relay_checkpoint order by n desc limit 1`),
 		loadHeld: x(`select topic, key, pos, epoch, seq, reason, detail, since from @schema@.relay_held order by topic, key`),
 		loadForks: x(`select topic, s1::text, low, coalesce(s2::text, ''), coalesce(high, 0), coalesce(low2, 0), last_pos, reason, detail, since
 			from @schema@.relay_fork order by topic`),
-		sequence: x(`select s.seqcache, c.relpersistence::text from pg_catalog.pg_sequence s join pg_catalog.pg_class c on c.oid = s.seqrelid
-			where s.seqrelid = '@schema_name@.outbox_pos'::regclass`),
-		// The table and each partition of it.
-		table: x(`select string_agg(c.relname::text, ', ' order by c.relname) from pg_catalog.pg_class c
-			where c.relpersistence <> 'p' and (c.oid = '@schema_name@.outbox'::regclass
-			   or c.oid in (select inhrelid from pg_catalog.pg_inherits where inhparent = '@schema_name@.outbox'::regclass))`),
-		columns: x(`select (select attnum from pg_catalog.pg_attribute where attrelid = '@schema_name@.outbox'::regclass and attname = 'xid')
-			< (select attnum from pg_catalog.pg_attribute where attrelid = '@schema_name@.outbox'::regclass and attname = 'pos')`),
 	}
 }

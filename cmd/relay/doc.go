@@ -4,6 +4,7 @@
 //	relay run            carry events until told to stop
 //	relay migrate …      create, change, inspect or remove the schema
 //	relay status         what the relay has to do, and what keeps it from it
+//	relay protect …      make a table refuse writes outside the gate; unprotect, protected
 //	relay version
 //
 // Each setting is a flag and an environment variable; "relay <command> -help"

@@ -10,6 +10,7 @@ import (
 	"github.com/fenceline/fenceline/internal/cmdtest"
 	"github.com/fenceline/fenceline/internal/kafkatest"
 	"github.com/fenceline/fenceline/internal/pgmigrated"
+	"github.com/fenceline/fenceline/internal/schema"
 )
 
 // nobody is an address at which nothing listens.
@@ -67,17 +68,17 @@ func TestAnUnusableDatabaseEndsWith1AndNamesItNotThePassword(t *testing.T) {
 }
 
 func TestASchemaThatDoesNotFitEndsWith1AndSaysWhatIsThereAndWhatIsNeeded(t *testing.T) {
-	broker := kafkatest.Broker(t)
+	broker, level := kafkatest.Broker(t), schema.Level(schema.Producer)
 	for name, c := range map[string]struct {
 		prepare []string // relay commands
 		sql     string
 		texts   []string
 	}{
-		"missing": {nil, "", []string{"schema missing", "have migration 0, want 1", "relay migrate up"}},
+		"missing": {nil, "", []string{"schema missing", fmt.Sprintf("have migration 0, want %d", level), "relay migrate up"}},
 		"too old: only the consumer's part": {[]string{"migrate up -part consumer"}, "",
-			[]string{"producer part", "have migration 0, want 1", "relay migrate up"}},
-		"too new": {[]string{"migrate up"}, "insert into fenceline.schema_version (part, version, name, checksum, min_library, schema_name) select part, 7, 'later', checksum, 7, schema_name from fenceline.schema_version where part = 'producer'",
-			[]string{"library too old", "have library level 1, want at least 7", "upgrade this program"}},
+			[]string{"producer part", fmt.Sprintf("have migration 0, want %d", level), "relay migrate up"}},
+		"too new": {[]string{"migrate up"}, "insert into fenceline.schema_version (part, version, name, checksum, min_library, schema_name) select distinct part, 999, 'later', '', 999, schema_name from fenceline.schema_version where part = 'producer'",
+			[]string{"library too old", fmt.Sprintf("have library level %d, want at least 999", level), "upgrade this program"}},
 		"renamed": {[]string{"migrate up -schema before"}, "alter schema before rename to fenceline",
 			[]string{`migrated under the name "before"`, "alter schema"}},
 	} {

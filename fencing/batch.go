@@ -1,0 +1,175 @@
+package fencing
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// Batch collects what a commit of one round trip writes. It is no transaction:
+// nothing can be read. outbox.Append takes it like one.
+type Batch struct {
+	q      queue
+	queued []statement
+}
+
+// Gate says which gate the batch will pass.
+func (b *Batch) Gate() Pass { return b.q.Gate() }
+
+// Queue adds a statement. Statements run in the order of their adding. Their
+// results are not seen, and what an update found does not stop the ones behind
+// it; only an error does, and it is a [*StatementError]. A statement that begins
+// or ends a transaction is ErrMisuse.
+func (b *Batch) Queue(sql string, args ...any) { b.q.Queue(sql, args...) }
+
+// SetResult puts a small result, at most 8 KiB, into the receipt. A replay gets
+// it back.
+func (b *Batch) SetResult(result []byte) error { return b.q.SetResult(result) }
+
+// CommitBatch is [Fences.Commit] in one round trip, for a commit that need not
+// read anything behind the gate: BEGIN, the gate, what build has queued, and
+// COMMIT are sent together. build runs once, before anything is sent, and only
+// fills the batch; when it returns an error, that is the answer.
+//
+// A deadline of ctx ends the wait for a connection. The batch contains COMMIT,
+// so from sending it on Config.CommitTimeout takes its place; a wait for the
+// fence is part of that. Answers are Commit's.
+func (f *Fences) CommitBatch(ctx context.Context, pos Position, content Content, build func(b *Batch) error) (Receipt, error) {
+	m, err := f.member(pos, content, f.cfg.GateTimeout, build)
+	if err != nil {
+		return Receipt{}, err
+	}
+	conn, err := f.pool.Acquire(ctx)
+	if err != nil {
+		return Receipt{}, m.connectError(err)
+	}
+	f.commitMembers(ctx, conn, []*member{m})
+	conn.Release()
+	return f.followed(ctx, m.gate, m.receipt, m.err)
+}
+
+// member is one commit of the batch shape: alone in its transaction, or with
+// others of its lease.
+type member struct {
+	gate    Gate
+	timeout time.Duration
+	batch   *Batch
+
+	ctx   context.Context
+	tries int           // in company
+	alone bool          // goes without company
+	done  chan struct{} // closed when the answer is there
+
+	at       time.Time
+	receipt  Receipt
+	err      error
+	panicked any
+}
+
+func (f *Fences) member(pos Position, content Content, timeout time.Duration, build func(b *Batch) error) (*member, error) {
+	if err := errors.Join(pos.validate(), content.validate()); err != nil {
+		return nil, err
+	}
+	b := &Batch{}
+	b.q = *f.queue(pos, content.Step, &b.queued)
+	if err := build(b); err != nil {
+		return nil, err
+	}
+	return &member{gate: Gate{pos, content}, timeout: timeout, batch: b, done: make(chan struct{})}, nil
+}
+
+func (m *member) connectError(err error) error {
+	return connectError(m.gate.Position.Key, err)
+}
+
+// commitMembers commits the members in one transaction and one round trip. With
+// its answer each has its receipt or error, but the second result says whether
+// the error is one of a single member, whose index it gives, and is such that
+// the others have none: then nothing is written.
+func (f *Fences) commitMembers(ctx context.Context, conn *pgxpool.Conn, members []*member) (o outcome, culprit int) {
+	sent := []statement{{sql: f.sql.begin}}
+	together := len(members) > 1
+	var appends appends
+	if together {
+		sent = append(sent, f.enterMany(members))
+	}
+	first := make([]int, len(members)+1) // of each member's queued statements
+	for i, m := range members {
+		if !together {
+			sent = append(sent, f.enterStatement(m.gate.Position, m.gate.Content, m.timeout, &m.at))
+		}
+		first[i] = len(sent)
+		if !together {
+			sent = append(sent, m.batch.queued...)
+			continue
+		}
+		for _, s := range m.batch.queued {
+			if !appends.take(f, s) {
+				sent = append(sent, s)
+			}
+		}
+	}
+	first[len(members)] = len(sent)
+	sent = append(sent, appends.statements...)
+	o = f.finish(ctx, conn.Conn(), sent)
+	f.rollback(conn)
+	culprit = -1
+	for i, m := range members {
+		m.receipt = Receipt{}
+		m.err = o.explain(m.gate, sent, first[i], first[i+1])
+		if o.at >= first[i] && o.at < first[i+1] || o.at == 1 && m.isRefused() {
+			culprit = i
+		}
+		switch o.fate {
+		case committed, notReplicatedFate:
+			m.receipt = Receipt{Position: m.gate.Position, Step: m.gate.Content.Step, CommittedAt: m.at}
+		case refused:
+			var r *RefusedError
+			if errors.As(m.err, &r) && r.Answer == ErrReplayed {
+				m.receipt, m.err = replay(m.gate, r.Evidence), nil
+			}
+		}
+	}
+	return o, culprit
+}
+
+// isRefused says that a refusal of the gate of several members is this one's:
+// the evidence names the step.
+func (m *member) isRefused() bool {
+	r, ok := errors.AsType[*RefusedError](m.err)
+	return ok && r.Evidence.Step == m.gate.Content.Step
+}
+
+// enterMany is the gate of several members, all of one position.
+func (f *Fences) enterMany(members []*member) statement {
+	n := len(members)
+	steps, algorithms, digests := make([]string, n), make([]string, n), make([][]byte, n)
+	for i, m := range members {
+		steps[i] = m.gate.Content.Step
+		algorithms[i], digests[i] = m.gate.Content.sum()
+	}
+	p := members[0].gate.Position
+	return statement{
+		sql:  f.sql.enterMany,
+		args: []any{p.Key, p.Epoch, p.Token, steps, algorithms, digests, members[0].timeout},
+		read: func(row pgx.Row) error {
+			var at time.Time
+			err := row.Scan(&at)
+			for _, m := range members {
+				m.at = at
+			}
+			return err
+		},
+	}
+}
+
+// definite says that a refusal of the gate is an answer for that commit,
+// whatever else was in the transaction: receipts that others of it have written
+// are of other steps.
+func definite(err error) bool {
+	var r *RefusedError
+	return errors.As(err, &r)
+}

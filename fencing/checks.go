@@ -1,0 +1,43 @@
+package fencing
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/fenceline/fenceline/internal/dbcheck"
+)
+
+// SettingError says that server or database are set up in a way in which no
+// promise would hold: fsync or full_page_writes off, a table or sequence of ours
+// unlogged, a sequence that gives numbers out ahead, a column of another type;
+// or that it is a standby. [New] refuses to start. It matches ErrInvalid.
+type SettingError struct {
+	// Name is what is set wrongly, Have how.
+	Name, Have string
+	// Remedy is what breaks, and what to do.
+	Remedy string
+}
+
+// Error implements error.
+func (e *SettingError) Error() string {
+	return fmt.Sprintf("fencing: %s is %s: %s", e.Name, e.Have, e.Remedy)
+}
+
+// Unwrap gives ErrInvalid.
+func (e *SettingError) Unwrap() error { return ErrInvalid }
+
+// checkDatabase refuses a database on which an acknowledged commit can vanish.
+func checkDatabase(ctx context.Context, pool *pgxpool.Pool, cfg Config) error {
+	err := dbcheck.Check(ctx, pool, cfg.Schema, !cfg.AllowUnsafeDatabase)
+	var p *dbcheck.Problem
+	switch {
+	case errors.As(err, &p):
+		return (*SettingError)(p)
+	case err != nil:
+		return fmt.Errorf("fencing: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,214 @@
+package fencing
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// statement is one that travels with COMMIT.
+type statement struct {
+	sql  string
+	args []any
+	read func(pgx.Row) error // what to do with its one row; nil for none
+}
+
+// outcome is what became of a transaction whose COMMIT was sent.
+type outcome struct {
+	fate fate
+	// at is the index of the statement that failed; -1 where it is not one of
+	// them, or where nothing says which.
+	at  int
+	err error // the database's or the driver's; nil if fate needs none
+}
+
+type fate int
+
+const (
+	committed fate = iota
+	notReplicatedFate
+	rolledBack // COMMIT was answered with ROLLBACK
+	refused    // an error came before COMMIT, or COMMIT was not sent: nothing was written
+	ended      // one of the statements has ended the transaction: what is written is for a retry to tell
+	unknown
+)
+
+// finish sends statements, with COMMIT as the last one, in one round trip. The
+// caller's deadline does not reach it: a COMMIT that is cancelled may still
+// happen. Of ctx only the values are used.
+func (f *Fences) finish(ctx context.Context, conn *pgx.Conn, statements []statement) outcome {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), f.cfg.CommitTimeout)
+	defer cancel()
+	forgetNotice(conn.PgConn())
+	b := &pgx.Batch{}
+	done, ender := 0, -1
+	for i, s := range statements {
+		q := b.Queue(s.sql, s.args...)
+		if s.read == nil {
+			q.Exec(func(c pgconn.CommandTag) error {
+				done++
+				if i > 0 && endsTransaction(c) && ender < 0 {
+					ender = i
+				}
+				return nil
+			})
+			continue
+		}
+		q.QueryRow(func(row pgx.Row) error {
+			err := s.read(row)
+			if err == nil {
+				done++
+			}
+			return err
+		})
+	}
+	var tag string
+	b.Queue(f.sql.commit).Exec(func(c pgconn.CommandTag) error { tag = c.String(); return nil })
+	err := conn.SendBatch(ctx, b).Close()
+	o := outcome{at: -1, err: err}
+	if e, ok := errors.AsType[pgx.ErrPreprocessingBatch](err); ok {
+		o.at = only(statements, e.SQL())
+	} else if answeredByServer(err) && done < len(statements) {
+		o.at = done
+	}
+	switch {
+	case ender >= 0:
+		o = outcome{ended, ender, err}
+	// Its answer is here, whatever became of the connection behind it.
+	case tag == "COMMIT":
+		o = outcome{at: -1}
+		if notReplicated(conn.PgConn()) {
+			o.fate = notReplicatedFate
+		}
+	case tag == "ROLLBACK": // the server's answer to COMMIT of a failed transaction
+		o.fate = rolledBack
+	case answeredByServer(err), notSent(conn, err):
+		o.fate = refused
+	default:
+		// A lost connection, a time-out, or a session that was ended while it
+		// waited for its standby: COMMIT may have happened.
+		o.fate, o.at = unknown, -1
+	}
+	return o
+}
+
+// endsTransaction says that a queued statement was one of those that begin or
+// end transactions: the gate and the rest are then in different ones. The
+// server's own word for it is the only one that cannot be dressed up. Nobody
+// needs savepoints where nothing can react to an error.
+func endsTransaction(c pgconn.CommandTag) bool {
+	switch c.String() {
+	case "BEGIN", "START TRANSACTION", "COMMIT", "ROLLBACK", "PREPARE TRANSACTION":
+		return true
+	}
+	return false
+}
+
+// answeredByServer says that the server refused, so that nothing was written:
+// an error of one of the statements, or of a deferred constraint. 25P03 ends
+// only idle sessions, which had not received COMMIT.
+func answeredByServer(err error) bool {
+	var pg *pgconn.PgError
+	return errors.As(err, &pg) && (!fatal(pg) || pg.Code == "25P03")
+}
+
+// notSent says that COMMIT did not leave: an argument that could not be
+// encoded, a statement that could not be prepared before. A connection that
+// still lives is one on which every answer has been read; that of COMMIT would
+// have been among them.
+func notSent(conn *pgx.Conn, err error) bool {
+	_, early := errors.AsType[pgx.ErrPreprocessingBatch](err)
+	return early || pgconn.SafeToRetry(err) || !conn.IsClosed() && !conn.PgConn().IsBusy()
+}
+
+// only is the one statement with this text; -1 if there are several.
+func only(statements []statement, sql string) int {
+	at := -1
+	for i, s := range statements {
+		if s.sql != sql {
+			continue
+		}
+		if at >= 0 {
+			return -1
+		}
+		at = i
+	}
+	return at
+}
+
+// code is the SQLSTATE of the server's answer; empty if it is none.
+func code(err error) string {
+	var pg *pgconn.PgError
+	if !errors.As(err, &pg) {
+		return ""
+	}
+	return pg.Code
+}
+
+// StatementError says which of the statements that travelled with COMMIT has
+// failed. Nothing was written.
+type StatementError struct {
+	// Index counts the calls of Queue, SetResult and, with one call for each
+	// topic, outbox.Append, from 0.
+	Index int
+	// SQL is its text.
+	SQL string
+	// Err is the database's error.
+	Err error
+}
+
+// Error names the statement.
+func (e *StatementError) Error() string {
+	sql := e.SQL
+	if len(sql) > 80 {
+		sql = sql[:80] + "…"
+	}
+	return fmt.Sprintf("statement %d (%s): %v", e.Index, sql, e.Err)
+}
+
+// Unwrap gives the database's error.
+func (e *StatementError) Unwrap() error { return e.Err }
+
+// explain turns an outcome into the error of one commit that was part of it.
+// own is where this commit's own queued statements begin and end among those
+// that were sent.
+func (o outcome) explain(g Gate, sent []statement, first, end int) error {
+	key, step := g.Position.Key, g.Content.Step
+	switch o.fate {
+	case committed:
+		return nil
+	case notReplicatedFate:
+		return fmt.Errorf("fencing: commit of %q step %q: %w", key, step, ErrNotReplicated)
+	case rolledBack:
+		return fmt.Errorf("fencing: commit of %q: %w", key, ErrRolledBack)
+	case ended:
+		if o.at >= first && o.at < end {
+			return &wrappedError{fmt.Sprintf("fencing: commit of %q step %q: the queued statement %q ended the transaction: whether anything is committed is for a retry without it to tell", key, step, sent[o.at].sql), ErrMisuse, nil}
+		}
+		return &wrappedError{fmt.Sprintf("fencing: commit of %q step %q: %v (a statement of another commit in the same transaction has ended it)", key, step, ErrUnknownOutcome), ErrUnknownOutcome, nil}
+	case unknown:
+		return &wrappedError{fmt.Sprintf("fencing: commit of %q step %q: %v (%v)", key, step, ErrUnknownOutcome, o.err), ErrUnknownOutcome, o.err}
+	}
+	if refusal := translate(o.err); refusal != o.err {
+		return g.Content.recheck(refusal)
+	}
+	err := o.err
+	if o.at >= first && o.at < end {
+		err = &StatementError{o.at - first, sent[o.at].sql, err}
+	}
+	return fmt.Errorf("fencing: commit of %q: nothing was written: %w", key, err)
+}
+
+// enterStatement is the gate, as one of the statements.
+func (f *Fences) enterStatement(p Position, c Content, timeout time.Duration, at *time.Time) statement {
+	algorithm, digest := c.sum()
+	return statement{
+		sql:  f.sql.enter,
+		args: []any{p.Key, p.Epoch, p.Token, c.Step, algorithm, digest, timeout},
+		read: func(row pgx.Row) error { return row.Scan(at) },
+	}
+}

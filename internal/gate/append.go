@@ -1,0 +1,49 @@
+package gate
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+)
+
+// AppendSQL is the call by which outbox appends, for schema.Expand; its one
+// argument is an *Append. Whoever queues it has the pass checked where it runs,
+// which fencing counts on.
+const AppendSQL = "select @schema@.append($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)"
+
+// Append is the arguments of one call: the pass, and the events of one topic
+// as columns. Package fencing joins the calls of commits that share a
+// transaction.
+type Append struct {
+	Pass         Pass
+	Topic        string
+	IDs          []pgtype.UUID // a type that also goes without asking the server for the parameters' types
+	Aggregates   []string
+	Types        []string
+	Subjects     []*string
+	Sources      []string
+	ContentTypes []*string
+	Headers      []*string
+	Payloads     [][]byte
+}
+
+var _ pgx.QueryRewriter = (*Append)(nil)
+
+// RewriteQuery spreads the arguments out where pgx sends the call.
+func (a *Append) RewriteQuery(_ context.Context, _ *pgx.Conn, sql string, _ []any) (string, []any, error) {
+	return sql, []any{a.Pass.Key, a.Pass.Epoch, a.Pass.Token, a.Pass.Step, a.Topic, a.IDs, a.Aggregates, a.Types, a.Subjects, a.Sources, a.ContentTypes, a.Headers, a.Payloads}, nil
+}
+
+// With is a's events and then b's, under a's pass. Both must be of one topic.
+func (a *Append) With(b *Append) *Append {
+	return &Append{
+		Pass: a.Pass, Topic: a.Topic,
+		IDs: join(a.IDs, b.IDs), Aggregates: join(a.Aggregates, b.Aggregates), Types: join(a.Types, b.Types),
+		Subjects: join(a.Subjects, b.Subjects), Sources: join(a.Sources, b.Sources), ContentTypes: join(a.ContentTypes, b.ContentTypes),
+		Headers: join(a.Headers, b.Headers), Payloads: join(a.Payloads, b.Payloads),
+	}
+}
+
+// join does not write behind the end of a, which its owner may use.
+func join[T any](a, b []T) []T { return append(a[:len(a):len(a)], b...) }

@@ -1,0 +1,208 @@
+-- min-library: 1
+--
+-- The gate and the append again, by the same rules and at a fraction of the
+-- cost. Most of what a small function costs is neither rows nor locks: each
+-- statement in it is started and ended, and each expression (an IF, an
+-- assignment) is set up again in every transaction. So there are few of either,
+-- and what need only be looked at to refuse is looked at along with something
+-- else. And a plan is pinned that the planner chose wrongly.
+
+-- The checks of outbox and receipt move into the two functions that write them.
+-- A check constraint is read, planned and set up again by every statement that
+-- inserts: the eleven of the outbox were 100 of the 120 µs of an insert.
+-- Nobody else has the right to write these tables; append() and enter() refuse
+-- with the same SQLSTATE, 23514. What the columns say by NOT NULL and the keys stays.
+alter table @schema@.outbox
+  drop constraint outbox_aggregatetype_check, drop constraint outbox_type_check, drop constraint outbox_topic_check, drop constraint outbox_key_check,
+  drop constraint outbox_seq_check, drop constraint outbox_kind_check, drop constraint outbox_subject_check, drop constraint outbox_source_check,
+  drop constraint outbox_contenttype_check, drop constraint outbox_first, drop constraint outbox_record_size;
+alter table @schema@.receipt
+  drop constraint receipt_step_check, drop constraint receipt_digest_check, drop constraint receipt_result_check;
+
+-- The gate. Returns when this is the first commit of (key, epoch, token,
+-- step), with the fence locked to the end of the transaction and the receipt
+-- written; raises for every other answer. It must be a statement of its own:
+-- whatever else stands in the same statement would still see the snapshot of
+-- before the lock wait. p_timeout bounds a holder that is paused behind the
+-- gate, which would otherwise block the takeover for ever: its session ends.
+create or replace function @schema@.enter(p_key text, p_epoch bigint, p_token bigint, p_step text, p_algo text, p_digest bytea, p_timeout interval) returns timestamptz
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  s smallint;
+  at timestamptz;
+  seen boolean;
+  odd boolean;
+  lax boolean;
+begin
+  -- R1: only so that a replay does not queue behind a live commit.
+  select exists (select from @schema@.receipt r where r.key = p_key and r.epoch = p_epoch and r.token = p_token and r.step = p_step),
+         coalesce(octet_length(p_key) not between 1 and 512 or starts_with(p_key, 'fenceline:') or octet_length(p_step) > 128 or octet_length(p_digest) not between 16 and 64, true)
+           or current_setting('transaction_isolation') <> 'read committed',
+         current_setting('synchronous_commit') in ('off', 'local')
+    into seen, odd, lax
+    from (select greatest(1, (extract(epoch from p_timeout) * 1000)::bigint)::text as ms) t,
+         lateral (select set_config('idle_in_transaction_session_timeout', ms, true), set_config('statement_timeout', ms, true)) timeouts;
+  if seen or odd or lax then
+    if odd then
+      perform @schema@._check_key(p_key, false);
+      raise exception 'a step has at most 128 bytes and a digest 16 to 64, these have % and %', octet_length(p_step), octet_length(p_digest) using errcode = '23514', table = 'receipt';
+    end if;
+    if seen then perform @schema@._refuse(p_key, p_epoch, p_token, p_step, p_algo, p_digest); end if;
+    -- A receipt that a crash can take back proves nothing.
+    perform set_config('synchronous_commit', 'on', true);
+  end if;
+  -- F: every fact of the check is in the row that is locked, because after a
+  -- wait only that row is read again (a join or sub-select would be judged by
+  -- the old snapshot). The epoch is among them: the tokens of two lives of a
+  -- key may be equal numbers.
+  select shard into s from @schema@.fence where key = p_key and epoch = p_epoch and max_issued_token = p_token and closed_at is null and (owner is null or owner = session_user) for no key update;
+  if not found then perform @schema@._refuse(p_key, p_epoch, p_token, p_step, p_algo, p_digest); end if;
+  -- H: a new statement, under the lock. Checked at each commit, since a
+  -- connection that was opened on a standby survives its promotion. W is in the
+  -- same statement: what finds no history writes no receipt. (What _identity()
+  -- says is written out: a function in SQL is planned anew at every call.)
+  insert into @schema@.receipt (key, epoch, token, step, algo, digest, shard)
+    select p_key, p_epoch, p_token, p_step, p_algo, p_digest, s
+      from @schema@.history h,
+           (select c.system_identifier, substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8) as timeline, d.oid as database_oid
+              from pg_control_system() c, pg_database d where d.datname = current_database()) i
+     where p_epoch >= h.since and h.self_oid = h.tableoid and h.timeline = i.timeline and h.database_oid = i.database_oid and h.system_identifier = i.system_identifier
+    on conflict do nothing returning committed_at into at;
+  if not found then
+    perform @schema@._other_history();
+    perform @schema@._refuse(p_key, p_epoch, p_token, p_step, p_algo, p_digest);
+  end if;
+  return at;
+end $$;
+
+-- The gate for several steps of one token at once, which commit together: F and
+-- H are asked once for all of them. (No R1: they come from one process, which
+-- sends one such transaction at a time.) Whoever of them has no first commit is
+-- refused as by enter(), and the others with it; the detail names the step.
+create function @schema@.enter_many(p_key text, p_epoch bigint, p_token bigint, p_steps text[], p_algos text[], p_digests bytea[], p_timeout interval) returns timestamptz
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  s smallint;
+  at timestamptz;
+  written bigint;
+  n bigint;
+  i int;
+begin
+  perform @schema@._check_key(p_key, false);
+  perform set_config('synchronous_commit', 'on', true) where current_setting('synchronous_commit') in ('off', 'local');
+  perform set_config('idle_in_transaction_session_timeout', t.ms, true), set_config('statement_timeout', t.ms, true)
+    from (select greatest(1, (extract(epoch from p_timeout) * 1000)::bigint)::text as ms) t;
+  -- F
+  select shard into s from @schema@.fence where key = p_key and epoch = p_epoch and max_issued_token = p_token and closed_at is null and (owner is null or owner = session_user) for no key update;
+  if not found then perform @schema@._refuse(p_key, p_epoch, p_token, p_steps[1], p_algos[1], p_digests[1]); end if;
+  -- H and W
+  at := clock_timestamp();
+  insert into @schema@.receipt (key, epoch, token, step, algo, digest, shard, committed_at)
+    select p_key, p_epoch, p_token, u.step, u.algo, u.digest, s, at
+      from @schema@.history h,
+           (select c.system_identifier, substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8) as timeline, d.oid as database_oid
+              from pg_control_system() c, pg_database d where d.datname = current_database()) i,
+           unnest(p_steps, p_algos, p_digests) u(step, algo, digest)
+     where p_epoch >= h.since and h.self_oid = h.tableoid and h.timeline = i.timeline and h.database_oid = i.database_oid and h.system_identifier = i.system_identifier
+       and octet_length(u.step) <= 128 and octet_length(u.digest) between 16 and 64
+    on conflict do nothing;
+  get diagnostics written = row_count;
+  n := cardinality(p_steps);
+  if written is distinct from n then
+    perform @schema@._other_history();
+    -- Which of them has committed before. Otherwise a step is twice among them,
+    -- or cannot be stored, or it is the history that refuses them all.
+    select u.i into i from unnest(p_steps) with ordinality u(step, i)
+      cross join lateral (select r.xid from @schema@.receipt r where r.key = p_key and r.epoch = p_epoch and r.token = p_token and r.step = u.step limit 1) r
+      where r.xid <> pg_current_xact_id() limit 1;
+    i := coalesce(i, 1);
+    perform @schema@._refuse(p_key, p_epoch, p_token, p_steps[i], p_algos[i], p_digests[i]);
+  end if;
+  return at;
+end $$;
+revoke all on function @schema@.enter_many from public;
+grant execute on function @schema@.enter_many to @producer@;
+
+-- Says of events, one of which append() has left out, what is wrong.
+create function @schema@._refuse_event(p_key text, p_topic text, p_ids uuid[], p_aggregatetypes text[], p_types text[],
+  p_subjects text[], p_sources text[], p_contenttypes text[], p_headers text[], p_payloads bytea[]) returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare u record; bad text;
+begin
+  if coalesce(cardinality(p_ids), 0) = 0 then
+    raise exception 'nothing to append' using errcode = 'FL011';
+  end if;
+  if p_topic is null or p_topic !~ '^[a-zA-Z0-9._-]{1,249}$' or p_topic in ('.', '..') then
+    raise exception 'Kafka takes no topic %', quote_nullable(left(p_topic, 60)) using errcode = '23514', table = 'outbox', column = 'topic';
+  end if;
+  for u in select * from unnest(p_ids, p_aggregatetypes, p_types, p_subjects, p_sources, p_contenttypes) with ordinality as u(id, aggregatetype, type, subject, source, contenttype, i) loop
+    bad := case when u.id is null then 'id'
+      when coalesce(octet_length(u.type), 0) not between 1 and 255 then 'type'
+      when coalesce(octet_length(u.aggregatetype), 0) not between 1 and 255 then 'aggregate type'
+      when coalesce(octet_length(u.source), 0) not between 1 and 1024 then 'source'
+      when octet_length(u.subject) > 1024 then 'subject'
+      when octet_length(u.contenttype) > 255 then 'content type' end;
+    exit when bad is not null;
+  end loop;
+  raise exception 'an event of % for % cannot be published: its % is out of range', p_key, p_topic, coalesce(bad, 'size')
+    using errcode = '23514', table = 'outbox',
+      hint = 'A type has 1 to 255 bytes, as has an aggregate type; a source 1 to 1024; a subject at most 1024, a content type 255; all of a record with key, headers and payload 900 KiB. The arrays have one length.';
+end $$;
+revoke all on function @schema@._refuse_event from public;
+
+-- Appends events to one topic, in order. The pass is the receipt: written by
+-- this very transaction, which its xid says; and not of an earlier life of the
+-- cluster in which the same xid occurred, which committed_at says. The fence
+-- lock that enter took serialises the streams of the key, so seq is dense and
+-- pos rises with it.
+--
+-- enable_sort is for the planner. Without a sort the newest head can only be
+-- found by the index backwards, which never meets a dead row; with one it is
+-- sometimes found by reading all of the stream's, dead ones too, and under a
+-- held snapshot those become more with each commit.
+create or replace function @schema@.append(p_key text, p_epoch bigint, p_token bigint, p_step text, p_topic text, p_ids uuid[], p_aggregatetypes text[], p_types text[],
+  p_subjects text[], p_sources text[], p_contenttypes text[], p_headers text[], p_payloads bytea[]) returns bigint
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_sort = off as $$
+declare
+  s smallint;
+  head_epoch bigint;
+  head_seq bigint;
+  base bigint;          -- seq of the event before
+  n bigint;
+  written bigint;
+begin
+  -- A larger epoch is a new life of the stream: seq starts again.
+  select pass.shard, newest.epoch, newest.seq, case when newest.epoch = p_epoch then newest.seq else 0 end, cardinality(p_ids) into s, head_epoch, head_seq, base, n
+    from (select r.shard from @schema@.receipt r
+           where r.key = p_key and r.epoch = p_epoch and r.token = p_token and r.step = p_step
+             and r.xid = pg_current_xact_id_if_assigned() and r.committed_at >= transaction_timestamp()) pass
+    left join lateral (select h.epoch, h.seq from @schema@.head h where h.topic = p_topic and h.key = p_key order by h.epoch desc, h.seq desc limit 1) newest on true;
+  if not found or head_epoch > p_epoch then
+    raise exception 'this transaction has not passed the gate of (%, %, %)', p_key, p_epoch, p_token
+      using errcode = 'FL007', hint = 'Append inside Commit, with the transaction that it hands out.';
+  end if;
+  -- In the order of the arrays, which is that of the scan: nothing is joined.
+  -- The first record of a life remembers where the old one ended. What cannot
+  -- be published cannot commit: it is left out here, and then missed. (The
+  -- library measures the record exactly as encoded and refuses earlier; this
+  -- is for everybody else.)
+  insert into @schema@.outbox (id, aggregatetype, aggregateid, type, payload, topic, key, shard, epoch, token, seq, subject, source, contenttype, headers, history, prev_epoch, prev_seq)
+  select u.id, u.aggregatetype, p_key, u.type, u.payload, p_topic, p_key, s, p_epoch, p_token, base + u.i, u.subject, u.source, u.contenttype, u.headers::jsonb,
+         case when base + u.i = 1 then (select h.since from @schema@.history h) end, case when base + u.i = 1 then head_epoch end, case when base + u.i = 1 then head_seq end
+    from unnest(p_ids, p_aggregatetypes, p_types, p_subjects, p_sources, p_contenttypes, p_headers, p_payloads)
+         with ordinality as u(id, aggregatetype, type, subject, source, contenttype, headers, payload, i)
+   where translate(p_topic, 'abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-', '') = '' and octet_length(p_topic) between 1 and 249 and p_topic <> '.' and p_topic <> '..'
+     and octet_length(u.type) between 1 and 255 and octet_length(u.aggregatetype) between 1 and 255 and octet_length(u.source) between 1 and 1024
+     and coalesce(octet_length(u.subject), 0) <= 1024 and coalesce(octet_length(u.contenttype), 0) <= 255
+     and 2 * octet_length(p_key) + octet_length(p_topic) + octet_length(u.type) + octet_length(u.source) + coalesce(octet_length(u.subject), 0)
+       + coalesce(octet_length(u.headers::jsonb::text), 0) + coalesce(octet_length(u.payload), 0) <= 921600;
+  get diagnostics written = row_count;
+  if written is distinct from n then
+    perform @schema@._refuse_event(p_key, p_topic, p_ids, p_aggregatetypes, p_types, p_subjects, p_sources, p_contenttypes, p_headers, p_payloads);
+  end if;
+  -- The row that was read goes, by its whole key: by topic and key alone the
+  -- dead ones would be read along.
+  delete from @schema@.head h where h.topic = p_topic and h.key = p_key and h.epoch = head_epoch and h.seq = head_seq;
+  insert into @schema@.head (topic, key, epoch, seq) values (p_topic, p_key, p_epoch, base + n);
+  return base + n;
+end $$;

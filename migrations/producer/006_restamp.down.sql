@@ -1,0 +1,1 @@
+drop function @schema@.history_restamp;
