@@ -74,7 +74,13 @@ func historyError(pg *pgconn.PgError) error {
 // database may do so by itself: the gate could not, since what it writes goes
 // with its error. Then it asks the gate again, which refuses every position of
 // before: with the receipt, if it is there, else as unconfirmable.
+//
+// It is where every commit of a single gate ends, so it also makes sure that
+// what is reported as replayed is replicated.
 func (f *Fences) followed(ctx context.Context, g Gate, receipt Receipt, err error) (Receipt, error) {
+	if err == nil && receipt.Replayed {
+		return receipt, f.replicated(ctx, g)
+	}
 	if !f.follow(ctx, err) {
 		return receipt, err
 	}

@@ -64,6 +64,17 @@ func TestACommitThatIsNotReplicatedIsSaidToBeCommittedAndNotReplicated(t *testin
 	pgtest.WaitTrue(t, w.admin, waits, int32(pid))
 	w.exec("select pg_terminate_backend($1)", int32(pid))
 	w.is((<-commit).err, fencing.ErrUnknownOutcome)
+
+	// Nor does a receipt that is visible: its commit may be on the primary alone.
+	waiting := "select exists (select from pg_stat_activity where datname = current_database() and wait_event = 'SyncRep')"
+	commit = a.commitLater(lease.Position(), content("s2", "x"))
+	pgtest.WaitTrue(t, w.admin, waiting)
+	w.exec("select pg_cancel_backend(pid) from pg_stat_activity where datname = current_database() and wait_event = 'SyncRep'")
+	got = <-commit
+	w.is(got.err, fencing.ErrNotReplicated)
+	if !got.receipt.Replayed {
+		t.Errorf("receipt %+v", got.receipt)
+	}
 	w.exec("alter system reset synchronous_standby_names")
 	w.exec("select pg_reload_conf()")
 	r, err := a.commit(lease.Position(), content("s2", "x"))

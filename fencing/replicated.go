@@ -1,0 +1,41 @@
+package fencing
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// The message makes the transaction one that its COMMIT has to wait for; it is
+// in the log behind the commit that is asked about, so a standby that has the
+// one has the other. Without a synchronous standby there is nothing to wait for.
+const replicatedSQL = `select pg_logical_emit_message(true, 'fenceline', ''), set_config('synchronous_commit', 'on', true)
+	where current_setting('synchronous_standby_names') <> ''`
+
+// replicated is asked before a replay is reported. Its commit is visible as soon
+// as somebody has cut its wait for the synchronous standby short, and then it
+// may be on the primary alone: the answer "replayed" would say more than is
+// known. So the wait is made up for, and ends as that of a commit can end.
+func (f *Fences) replicated(ctx context.Context, g Gate) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), f.cfg.CommitTimeout)
+	defer cancel()
+	conn, err := f.pool.Acquire(ctx)
+	if err != nil {
+		return connectError(g.Position.Key, err)
+	}
+	defer conn.Release()
+	forgetNotice(conn.Conn().PgConn())
+	b := &pgx.Batch{}
+	b.Queue(f.sql.begin)
+	b.Queue(replicatedSQL)
+	b.Queue(f.sql.commit)
+	if err := conn.SendBatch(ctx, b).Close(); err != nil {
+		f.rollback(conn)
+		return &wrappedError{fmt.Sprintf("fencing: commit of %q step %q: committed before, but whether it is replicated is not known: %v (%v)", g.Position.Key, g.Content.Step, ErrUnknownOutcome, err), ErrUnknownOutcome, err}
+	}
+	if notReplicated(conn.Conn().PgConn()) {
+		return fmt.Errorf("fencing: commit of %q step %q: %w", g.Position.Key, g.Content.Step, ErrNotReplicated)
+	}
+	return nil
+}
