@@ -41,6 +41,14 @@ test-pg18: ## Run the suites that rest on PostgreSQL against version 18, fetched
 long: ## Run the long suites at full length, against Apache Kafka
 	FENCELINE_LONG=1 $(STACK) -kafka -- go test -timeout 2h $(ARGS) $(PKG)
 
+.PHONY: bench-fencing
+bench-fencing: ## Print what a fenced commit costs, as ratios (docs/performance.md)
+	go test ./fencing -run '^$$' -bench 'CommitAgainstAPlainTransaction|UnderAHeldSnapshot|TakeoverUnderLoad|RenewalOfAThousandLeases' -benchtime 1x -timeout 1h $(ARGS)
+
+.PHONY: mutants
+mutants: ## Take each rule out of the database's functions, and see its scenario fail
+	$(STACK) -- go test -count=1 -v -run 'EachRule|ReceiptAndFenceReadOneAfter|WithACachingSequence' $(ARGS) ./fencing/... ./relay
+
 .PHONY: demo
 demo: ## Run the whole story, one command (ARGS=-keep leaves the servers running)
 	go run ./cmd/demo $(ARGS)

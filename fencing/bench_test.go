@@ -94,8 +94,8 @@ func benchPool(t testing.TB, dsn string) *pgxpool.Pool {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg.MaxConns = benchWorkers + 2
-	cfg.MinConns = benchWorkers
+	cfg.MaxConns = int32(benchEnv("FENCELINE_BENCH_CONNS", benchWorkers) + 2)
+	cfg.MinConns = int32(benchEnv("FENCELINE_BENCH_CONNS", benchWorkers))
 	pool, err := pgxpool.NewWithConfig(ctx, cfg)
 	if err != nil {
 		t.Fatal(err)

@@ -48,6 +48,16 @@
 //		return outbox.Append(ctx, tx, outbox.Event{Topic: "quakes", Type: "quake.reported", Subject: report.ID, Payload: body})
 //	})
 //
+// # The shapes of a commit
+//
+//	lease.Commit       a callback that reads and writes, between two round trips
+//	lease.CommitBatch  statements that are only written, in one round trip; those
+//	                   of a lease that wait at the same time share a transaction
+//	fences.CommitAll   under several keys, or under none of them
+//	fencing.Retry      around any of them: asks again while the outcome is unknown
+//
+// docs/performance.md has what they cost.
+//
 // # The answers
 //
 //	receipt                  committed now
