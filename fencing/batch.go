@@ -3,6 +3,7 @@ package fencing
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -46,8 +47,10 @@ func (f *Fences) CommitBatch(ctx context.Context, pos Position, content Content,
 	if err != nil {
 		return Receipt{}, m.connectError(err)
 	}
-	f.commitMembers(ctx, conn, []*member{m})
-	conn.Release()
+	func() {
+		defer conn.Release() // an argument's own encoder may panic
+		f.commitMembers(ctx, conn, []*member{m})
+	}()
 	return f.followed(ctx, m.gate, m.receipt, m.err)
 }
 
@@ -78,7 +81,9 @@ func (f *Fences) member(pos Position, content Content, timeout time.Duration, bu
 	if err := build(b); err != nil {
 		return nil, err
 	}
-	return &member{gate: Gate{pos, content}, timeout: timeout, batch: b, done: make(chan struct{})}, nil
+	m := &member{gate: Gate{pos, content}, timeout: timeout, batch: b, done: make(chan struct{})}
+	m.alone = slices.ContainsFunc(b.queued, func(s statement) bool { return changesSettings(s.sql) })
+	return m, nil
 }
 
 func (m *member) connectError(err error) error {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 )
 
@@ -94,7 +95,7 @@ func (q *line) once() bool {
 	q.mu.Lock()
 	q.empty = nil
 	if err != nil {
-		failed := q.waiting
+		failed := slices.Clone(q.waiting) // what is deleted below is cleared
 		if ctx.Err() != nil {
 			failed = nil // who waited has left; who came since asks again
 		}
@@ -180,6 +181,35 @@ func settle(members []*member, o outcome, culprit int) (again []*member) {
 		}
 	}
 	return append(again, alone...)
+}
+
+// changesSettings says that a statement changes what the statements behind it
+// in the transaction run under: search path, role, durability, a tenant. A member
+// with one goes alone, for the others have not asked for it.
+func changesSettings(sql string) bool {
+	lower := strings.ToLower(sql)
+	if strings.Contains(lower, "set_config") {
+		return true
+	}
+	for {
+		lower = strings.TrimLeft(lower, " \t\r\n\f\v;(")
+		var found bool
+		switch {
+		case strings.HasPrefix(lower, "--"):
+			_, lower, found = strings.Cut(lower, "\n")
+		case strings.HasPrefix(lower, "/*"):
+			_, lower, found = strings.Cut(lower, "*/")
+		}
+		if !found {
+			break
+		}
+	}
+	for _, word := range []string{"set", "reset", "discard", "load", "do", "call", "listen", "lock", "savepoint"} {
+		if rest, ok := strings.CutPrefix(lower, word); ok && (rest == "" || strings.IndexByte(" \t\r\n\f\v/-;", rest[0]) >= 0) {
+			return true
+		}
+	}
+	return false
 }
 
 func (f *Fences) panicked(members []*member, p any) (again []*member) {

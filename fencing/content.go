@@ -1,6 +1,9 @@
 package fencing
 
-import "unicode/utf8"
+import (
+	"strings"
+	"unicode/utf8"
+)
 
 // Content names one commit and says what it commits.
 //
@@ -25,6 +28,8 @@ func (c Content) validate() error {
 	switch {
 	case len(c.Step) > 128:
 		return &InvalidError{"step", "has more than 128 bytes"}
+	case strings.HasPrefix(c.Step, "fenceline:"):
+		return &InvalidError{"step", "begins with fenceline:, which is the toolkit's own"}
 	case !validText(c.Step):
 		return &InvalidError{"step", "is not UTF-8 without NUL"}
 	}

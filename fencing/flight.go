@@ -131,7 +131,12 @@ func (l *Lease) settled(step string, pos Position, receipt Receipt, err error) {
 		}
 		delete(l.flight.unsettled, step)
 	case errors.As(err, &refused):
-		delete(l.flight.unsettled, step)
+		// Stale says of the attempt at this position that it did not commit. Any
+		// other refusal does not: a conflict says that it did, with the content
+		// that a later call may bring again.
+		if refused.Answer == ErrStale && l.flight.unsettled[step] == pos {
+			delete(l.flight.unsettled, step)
+		}
 	case errors.Is(err, ErrUnknownOutcome):
 		if l.flight.unsettled == nil {
 			l.flight.unsettled = map[string]Position{}

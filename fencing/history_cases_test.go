@@ -2,6 +2,7 @@ package fencing_test
 
 import (
 	"context"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -218,6 +219,10 @@ func (w *world) dump() string {
 		}
 	}
 	out, err := exec.CommandContext(ctx, program, "--inserts", "--no-publications", "--schema=fenceline", "--schema=public", "--dbname="+w.dsn).Output()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) && strings.Contains(string(exit.Stderr), "server version mismatch") {
+		w.Skip("the machine's pg_dump is older than the server; with the machine's own server this runs")
+	}
 	w.ok(err)
 	// Without what is psql's alone.
 	return regexp.MustCompile(`(?m)^\\.*$`).ReplaceAllString(string(out), "")

@@ -48,7 +48,16 @@ func (f *Fences) Close(ctx context.Context, pos Position) (Closing, error) {
 // Close is [Fences.Close] under this lease. When the key is closed, the lease's
 // context ends, with ErrClosed as its cause.
 func (l *Lease) Close(ctx context.Context) (Closing, error) {
-	c, err := l.f.close(ctx, l.pos, l.cfg.GateTimeout)
+	// With no commit and no rotation of this handle under way: the token that is
+	// presented is then the lease's newest. Of a lease that has ended the last
+	// one asks, which may have closed the key before.
+	d, err := l.drain(ctx)
+	if err == nil {
+		defer l.resume(d, nil)
+	} else if l.ctx.Err() == nil {
+		return Closing{}, fmt.Errorf("fencing: close %q: waiting for its commits in progress: %w", l.key(), err)
+	}
+	c, err := l.f.close(ctx, l.Position(), l.cfg.GateTimeout)
 	if err == nil || errors.Is(err, ErrNotReplicated) || errors.Is(err, ErrClosed) {
 		l.end(ErrClosed)
 	}

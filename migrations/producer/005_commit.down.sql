@@ -68,7 +68,7 @@ begin
   end if;
   return last;
 end $$;
-drop function @schema@._refuse_event, @schema@.enter_many;
+drop function @schema@._check_step, @schema@._refuse_event, @schema@.enter_many;
 
 alter table @schema@.receipt
   add constraint receipt_step_check check (octet_length(step) <= 128),

@@ -19,6 +19,16 @@ alter table @schema@.outbox
 alter table @schema@.receipt
   drop constraint receipt_step_check, drop constraint receipt_digest_check, drop constraint receipt_result_check;
 
+-- Steps that begin with fenceline: are ours: a close has a receipt too.
+create function @schema@._check_step(p_step text) returns void
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+begin
+  if starts_with(p_step, 'fenceline:') then
+    raise exception 'steps that begin with fenceline: are the toolkit''s own: %', p_step using errcode = 'FL011';
+  end if;
+end $$;
+revoke all on function @schema@._check_step from public;
+
 -- The gate. Returns when this is the first commit of (key, epoch, token,
 -- step), with the fence locked to the end of the transaction and the receipt
 -- written; raises for every other answer. It must be a statement of its own:
@@ -36,7 +46,7 @@ declare
 begin
   -- R1: only so that a replay does not queue behind a live commit.
   select exists (select from @schema@.receipt r where r.key = p_key and r.epoch = p_epoch and r.token = p_token and r.step = p_step),
-         coalesce(octet_length(p_key) not between 1 and 512 or starts_with(p_key, 'fenceline:') or octet_length(p_step) > 128 or octet_length(p_digest) not between 16 and 64, true)
+         coalesce(octet_length(p_key) not between 1 and 512 or starts_with(p_key, 'fenceline:') or octet_length(p_step) > 128 or starts_with(p_step, 'fenceline:') or octet_length(p_digest) not between 16 and 64, true)
            or current_setting('transaction_isolation') <> 'read committed',
          current_setting('synchronous_commit') in ('off', 'local')
     into seen, odd, lax
@@ -45,6 +55,7 @@ begin
   if seen or odd or lax then
     if odd then
       perform @schema@._check_key(p_key, false);
+      perform @schema@._check_step(p_step);
       raise exception 'a step has at most 128 bytes and a digest 16 to 64, these have % and %', octet_length(p_step), octet_length(p_digest) using errcode = '23514', table = 'receipt';
     end if;
     if seen then perform @schema@._refuse(p_key, p_epoch, p_token, p_step, p_algo, p_digest); end if;
@@ -89,6 +100,14 @@ declare
   i int;
 begin
   perform @schema@._check_key(p_key, false);
+  n := coalesce(cardinality(p_steps), 0);
+  if n = 0 or cardinality(p_algos) is distinct from n::int or cardinality(p_digests) is distinct from n::int then
+    raise exception 'as many algorithms and digests as steps are needed, and at least one' using errcode = 'FL011';
+  end if;
+  perform @schema@._check_step(u.step) from unnest(p_steps) u(step) where starts_with(u.step, 'fenceline:');
+  if exists (select from unnest(p_steps, p_algos, p_digests) u(step, algo, digest) where u.algo is null or coalesce(octet_length(u.step) > 128 or octet_length(u.digest) not between 16 and 64, true)) then
+    raise exception 'a step has at most 128 bytes and a digest 16 to 64' using errcode = '23514', table = 'receipt';
+  end if;
   perform set_config('synchronous_commit', 'on', true) where current_setting('synchronous_commit') in ('off', 'local');
   perform set_config('idle_in_transaction_session_timeout', t.ms, true), set_config('statement_timeout', t.ms, true)
     from (select greatest(1, (extract(epoch from p_timeout) * 1000)::bigint)::text as ms) t;
@@ -107,7 +126,6 @@ begin
        and octet_length(u.step) <= 128 and octet_length(u.digest) between 16 and 64
     on conflict do nothing;
   get diagnostics written = row_count;
-  n := cardinality(p_steps);
   if written is distinct from n then
     perform @schema@._other_history();
     -- Which of them has committed before. Otherwise a step is twice among them,
