@@ -2,7 +2,6 @@ package relay
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"time"
@@ -202,12 +201,8 @@ func (p *page) scan(rows pgx.Rows, first ...any) error {
 		r.Prev = &outbox.Prev{Epoch: *prevEpoch, Seq: *prevSeq}
 	}
 	if headers != nil {
-		var flat []string
-		if err := json.Unmarshal([]byte(*headers), &flat); err != nil || len(flat)%2 != 0 {
-			return fmt.Errorf("relay: the headers of the event at pos %d are not a list of names and values: %.100s", r.Pos, *headers)
-		}
-		for i := 0; i < len(flat); i += 2 {
-			r.Headers = append(r.Headers, outbox.Header{Name: flat[i], Value: flat[i+1]})
+		if r.Headers, err = outbox.DecodeHeaders([]byte(*headers)); err != nil {
+			return fmt.Errorf("relay: the headers of the event at pos %d are not a list of names and values: %.100s: %w", r.Pos, *headers, err)
 		}
 	}
 	r.weight = int(*weight)
