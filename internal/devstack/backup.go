@@ -19,23 +19,14 @@ var (
 	copiedHollow = []string{"pg_wal", "pg_replslot", "pg_dynshmem", "pg_notify", "pg_serial", "pg_snapshots", "pg_stat_tmp", "pg_subtrans"}
 )
 
-// backup copies the source's data directory while it runs, and makes the copy a standby. PostgreSQL calls this the
-// low-level backup: between its start and its stop files may be copied in any order and torn; the log from the start on,
-// which the slot keeps and the replica receives, repairs them. Prebuilt binaries come without pg_basebackup.
+// backup copies the source's data directory while it runs, and makes the copy a standby.
 func (r *Replica) backup(ctx context.Context) error {
 	return r.source.ask(ctx, func(conn *pgx.Conn) error {
+		// The log from the backup's start on is what the slot keeps and the replica receives.
 		if _, err := conn.Exec(ctx, "select pg_create_physical_replication_slot($1, true)", r.slot); err != nil {
 			return err
 		}
-		if _, err := conn.Exec(ctx, "select pg_backup_start($1, true)", r.slot); err != nil {
-			return err
-		}
-		if err := r.copyData(); err != nil {
-			return err
-		}
-		// The same session: PostgreSQL gives a backup up when its session ends.
-		var label string
-		if err := conn.QueryRow(ctx, "select labelfile from pg_backup_stop(false)").Scan(&label); err != nil {
+		if err := r.copyOf(ctx, conn, r.source.dataDir(), false); err != nil {
 			return err
 		}
 		conninfo, err := r.source.conninfo()
@@ -43,23 +34,41 @@ func (r *Replica) backup(ctx context.Context) error {
 			return err
 		}
 		return errors.Join(
-			r.write("backup_label", label),
 			r.write("standby.signal", ""),
 			r.write("postgresql.auto.conf", "primary_conninfo = '"+conninfo+"'\nprimary_slot_name = '"+r.slot+"'\n"),
 		)
 	})
 }
 
-func (r *Replica) write(name, content string) error {
-	file := filepath.Join(r.dataDir(), name)
+// copyOf makes this server's data of those in a directory, whose running server conn is connected to. PostgreSQL calls
+// this the low-level backup: between its start and its stop files may be copied in any order and torn; the log from the
+// start on repairs them. Where it comes from an archive, archived waits until it is all there. Prebuilt binaries come
+// without pg_basebackup.
+func (p *Postgres) copyOf(ctx context.Context, conn *pgx.Conn, from string, archived bool) error {
+	if _, err := conn.Exec(ctx, "select pg_backup_start('devstack', true)"); err != nil {
+		return err
+	}
+	if err := p.copyData(from); err != nil {
+		return err
+	}
+	// The same session: PostgreSQL gives a backup up when its session ends.
+	var label string
+	if err := conn.QueryRow(ctx, "select labelfile from pg_backup_stop($1)", archived).Scan(&label); err != nil {
+		return err
+	}
+	return p.write("backup_label", label)
+}
+
+func (p *Postgres) write(name, content string) error {
+	file := filepath.Join(p.dataDir(), name)
 	if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
 		return err
 	}
-	return giveTo(file, r.owner)
+	return giveTo(file, p.owner)
 }
 
-func (r *Replica) copyData() error {
-	from, to := r.source.dataDir(), r.dataDir()
+func (p *Postgres) copyData(from string) error {
+	to := p.dataDir()
 	return filepath.WalkDir(from, func(path string, entry fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil // the server removes files as it likes: the log says so
@@ -77,7 +86,7 @@ func (r *Replica) copyData() error {
 			if err := os.Mkdir(target, 0o700); err != nil {
 				return err
 			}
-			if err := giveTo(target, r.owner); err != nil {
+			if err := giveTo(target, p.owner); err != nil {
 				return err
 			}
 			if slices.Contains(copiedHollow, name) {
@@ -94,7 +103,7 @@ func (r *Replica) copyData() error {
 		if err != nil {
 			return err
 		}
-		return giveTo(target, r.owner)
+		return giveTo(target, p.owner)
 	})
 }
 

@@ -28,6 +28,9 @@ type PostgresConfig struct {
 	// synchronous_commit is on either way. Defaults to false.
 	Durable bool
 
+	// Archive keeps all of the server's log beside its data, for Postgres.Backup. Defaults to false.
+	Archive bool
+
 	// Settings are further server settings; they win over ours. Defaults to none.
 	Settings map[string]string
 
@@ -92,6 +95,9 @@ func StartPostgres(ctx context.Context, cfg PostgresConfig) (_ *Postgres, err er
 		}
 	}()
 	if err := p.initdb(ctx); err != nil {
+		return nil, err
+	}
+	if err := p.makeArchive(); err != nil {
 		return nil, err
 	}
 	if err := p.startOnFreePort(ctx); err != nil {

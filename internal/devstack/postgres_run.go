@@ -100,6 +100,10 @@ func (p *Postgres) settings() []string {
 		settings["fsync"] = "off"
 		settings["full_page_writes"] = "off"
 	}
+	if p.cfg.Archive {
+		settings["archive_mode"] = "on"
+		settings["archive_command"] = "cp %p " + p.archiveDir() + "/%f"
+	}
 	maps.Copy(settings, p.cfg.Settings)
 	var args []string
 	for _, name := range slices.Sorted(maps.Keys(settings)) {

@@ -46,7 +46,7 @@ func (p *Postgres) StartReplica(ctx context.Context, cfg ReplicaConfig) (_ *Repl
 	r := &Replica{source: p, slot: "replica_" + strings.ToLower(rand.Text()[:16]), Postgres: &Postgres{
 		cfg: p.cfg, binaries: p.binaries, owner: p.owner, password: p.password,
 	}}
-	r.cfg.Settings = settings
+	r.cfg.Settings, r.cfg.Archive = settings, false
 	if r.dir, err = ScratchDir("replica", !p.cfg.Durable, r.owner); err != nil {
 		return nil, err
 	}
