@@ -39,6 +39,9 @@ func (b *Batch) SetResult(result []byte) error { return b.q.SetResult(result) }
 // so from sending it on Config.CommitTimeout takes its place; a wait for the
 // fence is part of that. Answers are Commit's.
 func (f *Fences) CommitBatch(ctx context.Context, pos Position, content Content, build func(b *Batch) error) (Receipt, error) {
+	if err := f.notInside(ctx, "commit of", pos.Key); err != nil {
+		return Receipt{}, err
+	}
 	m, err := f.member(pos, content, f.cfg.GateTimeout, build)
 	if err != nil {
 		return Receipt{}, err
@@ -73,7 +76,7 @@ type member struct {
 }
 
 func (f *Fences) member(pos Position, content Content, timeout time.Duration, build func(b *Batch) error) (*member, error) {
-	if err := errors.Join(pos.validate(), content.validate()); err != nil {
+	if err := errors.Join(pos.validate(), content.validate(), isFunc(build != nil)); err != nil {
 		return nil, err
 	}
 	b := &Batch{}
@@ -90,6 +93,9 @@ func (m *member) connectError(err error) error {
 	return connectError(m.gate.Position.Key, err)
 }
 
+// gateAt is where the gate is among the statements: behind BEGIN.
+const gateAt = 1
+
 // commitMembers commits the members in one transaction and one round trip. With
 // its answer each has its receipt or error, but the second result says whether
 // the error is one of a single member, whose index it gives, and is such that
@@ -97,6 +103,7 @@ func (m *member) connectError(err error) error {
 func (f *Fences) commitMembers(ctx context.Context, conn *pgxpool.Conn, members []*member) (o outcome, culprit int) {
 	sent := []statement{{sql: f.sql.begin}}
 	together := len(members) > 1
+	along := -1 // which statement of the one member goes with the gate
 	var appends appends
 	if together {
 		sent = append(sent, f.enterMany(members))
@@ -104,13 +111,18 @@ func (f *Fences) commitMembers(ctx context.Context, conn *pgxpool.Conn, members 
 	first := make([]int, len(members)+1) // of each member's queued statements
 	for i, m := range members {
 		if !together {
-			sent = append(sent, f.enterStatement(m.gate.Position, m.gate.Content, m.timeout, &m.at))
-		}
-		first[i] = len(sent)
-		if !together {
-			sent = append(sent, m.batch.queued...)
+			enter := f.enterStatement(m.gate.Position, m.gate.Content, m.timeout, &m.at)
+			queued := m.batch.queued
+			if at, event := f.along(queued); at >= 0 {
+				along, queued = at, slices.Delete(slices.Clone(queued), at, at+1)
+				enter.sql, enter.args = f.sql.enterOne, append(enter.args, event...)
+			}
+			sent = append(sent, enter)
+			first[i] = len(sent)
+			sent = append(sent, queued...)
 			continue
 		}
+		first[i] = len(sent)
 		for _, s := range m.batch.queued {
 			if !appends.take(f, s) {
 				sent = append(sent, s)
@@ -125,7 +137,10 @@ func (f *Fences) commitMembers(ctx context.Context, conn *pgxpool.Conn, members 
 	for i, m := range members {
 		m.receipt = Receipt{}
 		m.err = o.explain(m.gate, sent, first[i], first[i+1])
-		if o.at >= first[i] && o.at < first[i+1] || o.at == 1 && m.isRefused() {
+		if along >= 0 {
+			m.err = f.tookAlong(along, o, m.gate.Position.Key, m.err)
+		}
+		if o.at >= first[i] && o.at < first[i+1] || o.at == gateAt && m.isRefused() {
 			culprit = i
 		}
 		switch o.fate {
@@ -133,7 +148,7 @@ func (f *Fences) commitMembers(ctx context.Context, conn *pgxpool.Conn, members 
 			m.receipt = Receipt{Position: m.gate.Position, Step: m.gate.Content.Step, CommittedAt: m.at}
 		case refused:
 			var r *RefusedError
-			if errors.As(m.err, &r) && r.Answer == ErrReplayed {
+			if o.at == gateAt && errors.As(m.err, &r) && r.Answer == ErrReplayed { // the gate's, and nobody else's
 				m.receipt, m.err = replay(m.gate, r.Evidence), nil
 			}
 		}
@@ -175,6 +190,5 @@ func (f *Fences) enterMany(members []*member) statement {
 // whatever else was in the transaction: receipts that others of it have written
 // are of other steps.
 func definite(err error) bool {
-	var r *RefusedError
-	return errors.As(err, &r)
+	return gateRefusal(err) != nil
 }

@@ -3,6 +3,7 @@ package fencing
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -92,6 +93,9 @@ func (q *line) once() bool {
 	q.mu.Unlock()
 
 	conn, err := q.f.pool.Acquire(ctx)
+	// Who has been answered by the transaction before is about to come again:
+	// they are let in first, or every second transaction has few members.
+	runtime.Gosched()
 	q.mu.Lock()
 	q.empty = nil
 	if err != nil {

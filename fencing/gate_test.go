@@ -146,7 +146,7 @@ func TestThePoolsDefaultsDecideNeitherIsolationNorDurability(t *testing.T) {
 			c.ConnConfig.RuntimeParams["default_transaction_read_only"] = "on"
 			c.ConnConfig.RuntimeParams["synchronous_commit"] = "off"
 		})
-		lease := a.acquireWith(level, fencing.LeaseConfig{TTL: 300 * time.Millisecond})
+		lease := a.acquireWith(level, fencing.LeaseConfig{TTL: time.Minute, RenewEvery: 100 * time.Millisecond})
 		before := value[time.Time](w, "select expires_at from fenceline.lease where key = $1", level)
 		pgtest.WaitTrue(t, w.admin, "select expires_at > $2 from fenceline.lease where key = $1", level, before) // renewed
 		_, err := lease.Commit(ctx, content("s", "x"), func(ctx context.Context, tx fencing.Tx) error {

@@ -42,7 +42,9 @@ func TestTheTableRefusesWhatTheLibraryWouldHaveRefused(t *testing.T) {
 	b := newBed(t)
 	lease := b.acquire("k")
 	pos := lease.Position()
-	call := `select fenceline.append($1, $2, $3, $4, $5, array[gen_random_uuid()], array['t'], array[$6], array[null]::text[], array['s'], array[null]::text[], array[$7::text], array[$8::bytea])`
+	b.commit(lease, "", event("results")) // behind which one event takes the short way
+	several := `select fenceline.append($1, $2, $3, $4, $5, array[gen_random_uuid()], array['t'], array[$6], array[null]::text[], array['s'], array[null]::text[], array[$7::text], array[$8::bytea])`
+	one := `select fenceline.append_one($1, $2, $3, $4, $5, gen_random_uuid(), 't', $6, null, 's', null, $7, $8)`
 	for name, c := range map[string]struct {
 		topic, kind string
 		headers     *string
@@ -58,20 +60,30 @@ func TestTheTableRefusesWhatTheLibraryWouldHaveRefused(t *testing.T) {
 		"headers not JSON":   {"results", "t", ptr("x"), nil, "22P02"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := lease.Commit(ctx, fencing.Content{Step: name}, func(ctx context.Context, tx fencing.Tx) error {
-				_, err := tx.Exec(ctx, call, pos.Key, pos.Epoch, pos.Token, name, c.topic, c.kind, c.headers, c.payload)
-				return err
-			})
-			got := "ok"
-			var pg *pgconn.PgError
-			if errors.As(err, &pg) {
-				got = pg.Code
-			} else if err != nil {
-				got = err.Error()
+			want := func(way string, err error) {
+				t.Helper()
+				got := "ok"
+				var pg *pgconn.PgError
+				if errors.As(err, &pg) {
+					got = pg.Code
+				} else if err != nil {
+					got = err.Error()
+				}
+				if got != c.want {
+					t.Errorf("%s: got %s, want %s", way, got, c.want)
+				}
 			}
-			if got != c.want {
-				t.Errorf("got %s, want %s", got, c.want)
+			for way, call := range map[string]string{"several": several, "one": one} {
+				step := name + ", " + way
+				_, err := lease.Commit(ctx, fencing.Content{Step: step}, func(ctx context.Context, tx fencing.Tx) error {
+					_, err := tx.Exec(ctx, call, pos.Key, pos.Epoch, pos.Token, step, c.topic, c.kind, c.headers, c.payload)
+					return err
+				})
+				want(way, err)
 			}
+			_, err := b.pool.Exec(ctx, `select fenceline.enter($1, $2, $3, $4, 'x', sha256('x'), '5 s', $5, gen_random_uuid(), 't', $6, null, 's', null, $7, $8)`,
+				pos.Key, pos.Epoch, pos.Token, name+", with the gate", c.topic, c.kind, c.headers, c.payload)
+			want("with the gate", err)
 		})
 	}
 }

@@ -1,5 +1,6 @@
 -- Back to the gate and the append of before: the same rules in more statements.
-create or replace function @schema@.enter(p_key text, p_epoch bigint, p_token bigint, p_step text, p_algo text, p_digest bytea, p_timeout interval) returns timestamptz
+drop function @schema@.enter;
+create function @schema@.enter(p_key text, p_epoch bigint, p_token bigint, p_step text, p_algo text, p_digest bytea, p_timeout interval) returns timestamptz
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $$
 declare
   s smallint;
@@ -32,6 +33,9 @@ begin
   if not found then perform @schema@._refuse(p_key, p_epoch, p_token, p_step, p_algo, p_digest); end if;
   return at;
 end $$;
+
+revoke all on function @schema@.enter from public;
+grant execute on function @schema@.enter to @producer@;
 
 create or replace function @schema@.append(p_key text, p_epoch bigint, p_token bigint, p_step text, p_topic text, p_ids uuid[], p_aggregatetypes text[], p_types text[],
   p_subjects text[], p_sources text[], p_contenttypes text[], p_headers text[], p_payloads bytea[]) returns bigint
@@ -68,7 +72,7 @@ begin
   end if;
   return last;
 end $$;
-drop function @schema@._check_step, @schema@._refuse_event, @schema@.enter_many;
+drop function @schema@._check_step, @schema@._refuse_event, @schema@._system_identifier, @schema@.enter_many, @schema@.append_one;
 
 alter table @schema@.receipt
   add constraint receipt_step_check check (octet_length(step) <= 128),

@@ -7,7 +7,7 @@
 -- and what need only be looked at to refuse is looked at along with something
 -- else. And a plan is pinned that the planner chose wrongly.
 
--- The checks of outbox and receipt move into the two functions that write them.
+-- The checks of outbox and receipt move into the functions that write them.
 -- A check constraint is read, planned and set up again by every statement that
 -- inserts: the eleven of the outbox were 100 of the 120 µs of an insert.
 -- Nobody else has the right to write these tables; append() and enter() refuse
@@ -29,62 +29,99 @@ begin
 end $$;
 revoke all on function @schema@._check_step from public;
 
+-- The system identifier, for the check of the history. It stands in a file,
+-- whose reading costs more than all the rest of that check. A session lives in
+-- one cluster from its beginning to its end, so it reads it once; the setting is
+-- no pass, only what the file has said. (Where somebody sets another value the
+-- file is asked again, and a rollback takes it back.)
+create function @schema@._system_identifier() returns bigint
+language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
+declare id bigint;
+begin
+  select c.system_identifier into id from pg_control_system() c;
+  perform set_config('fenceline.system_identifier', id::text, false);
+  return id;
+end $$;
+revoke all on function @schema@._system_identifier from public;
+
 -- The gate. Returns when this is the first commit of (key, epoch, token,
 -- step), with the fence locked to the end of the transaction and the receipt
 -- written; raises for every other answer. It must be a statement of its own:
 -- whatever else stands in the same statement would still see the snapshot of
 -- before the lock wait. p_timeout bounds a holder that is paused behind the
 -- gate, which would otherwise block the takeover for ever: its session ends.
-create or replace function @schema@.enter(p_key text, p_epoch bigint, p_token bigint, p_step text, p_algo text, p_digest bytea, p_timeout interval) returns timestamptz
-language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $$
+--
+-- A commit of one round trip that appends one event brings it along: what
+-- append() would do is done here, behind the gate, for half of its cost.
+--
+-- enable_seqscan and jit: see append().
+drop function @schema@.enter(text, bigint, bigint, text, text, bytea, interval);
+create function @schema@.enter(p_key text, p_epoch bigint, p_token bigint, p_step text, p_algo text, p_digest bytea, p_timeout interval,
+  p_topic text default null, p_id uuid default null, p_aggregatetype text default null, p_type text default null, p_subject text default null,
+  p_source text default null, p_contenttype text default null, p_headers text default null, p_payload bytea default null) returns timestamptz
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 declare
   s smallint;
   at timestamptz;
-  seen boolean;
-  odd boolean;
-  lax boolean;
+  base bigint;        -- seq of the event before
+  ms text := greatest(1, (date_part('epoch', p_timeout) * 1000)::bigint)::text;
+  done text;
 begin
-  -- R1: only so that a replay does not queue behind a live commit.
-  select exists (select from @schema@.receipt r where r.key = p_key and r.epoch = p_epoch and r.token = p_token and r.step = p_step),
-         coalesce(octet_length(p_key) not between 1 and 512 or starts_with(p_key, 'fenceline:') or octet_length(p_step) > 128 or starts_with(p_step, 'fenceline:') or octet_length(p_digest) not between 16 and 64, true)
-           or current_setting('transaction_isolation') <> 'read committed',
-         current_setting('synchronous_commit') in ('off', 'local')
-    into seen, odd, lax
-    from (select greatest(1, (extract(epoch from p_timeout) * 1000)::bigint)::text as ms) t,
-         lateral (select set_config('idle_in_transaction_session_timeout', ms, true), set_config('statement_timeout', ms, true)) timeouts;
-  if seen or odd or lax then
-    if odd then
-      perform @schema@._check_key(p_key, false);
-      perform @schema@._check_step(p_step);
-      raise exception 'a step has at most 128 bytes and a digest 16 to 64, these have % and %', octet_length(p_step), octet_length(p_digest) using errcode = '23514', table = 'receipt';
-    end if;
-    if seen then perform @schema@._refuse(p_key, p_epoch, p_token, p_step, p_algo, p_digest); end if;
-    -- A receipt that a crash can take back proves nothing.
-    perform set_config('synchronous_commit', 'on', true);
-  end if;
   -- F: every fact of the check is in the row that is locked, because after a
   -- wait only that row is read again (a join or sub-select would be judged by
   -- the old snapshot). The epoch is among them: the tokens of two lives of a
-  -- key may be equal numbers.
-  select shard into s from @schema@.fence where key = p_key and epoch = p_epoch and max_issued_token = p_token and closed_at is null and (owner is null or owner = session_user) for no key update;
-  if not found then perform @schema@._refuse(p_key, p_epoch, p_token, p_step, p_algo, p_digest); end if;
+  -- key may be equal numbers. First without a wait, which is all that most
+  -- commits need; whatever is not as it mostly is finds no row here.
+  select shard, set_config('idle_in_transaction_session_timeout', ms, true), set_config('statement_timeout', ms, true) into s, done, done from @schema@.fence
+   where octet_length(p_step) <= 128 and octet_length(p_digest) between 16 and 64 and not starts_with(key, 'fenceline:') and not starts_with(p_step, 'fenceline:')
+     and current_setting('transaction_isolation') = 'read committed' and current_setting('synchronous_commit') not in ('off', 'local')
+     and key = p_key and epoch = p_epoch and max_issued_token = p_token and closed_at is null and (owner is null or owner = session_user) for no key update skip locked;
+  if not found then
+    perform @schema@._check_key(p_key, false);
+    perform @schema@._check_step(p_step);
+    if coalesce(octet_length(p_step) > 128 or octet_length(p_digest) not between 16 and 64, true) then
+      raise exception 'a step has at most 128 bytes and a digest 16 to 64, these have % and %', octet_length(p_step), octet_length(p_digest) using errcode = '23514', table = 'receipt';
+    end if;
+    -- R1: only so that a replay does not queue behind a live commit.
+    perform from @schema@.receipt r where r.key = p_key and r.epoch = p_epoch and r.token = p_token and r.step = p_step;
+    if found then perform @schema@._refuse(p_key, p_epoch, p_token, p_step, p_algo, p_digest); end if;
+    -- A receipt that a crash can take back proves nothing.
+    perform set_config('synchronous_commit', 'on', true) where current_setting('synchronous_commit') in ('off', 'local');
+    perform set_config('idle_in_transaction_session_timeout', ms, true), set_config('statement_timeout', ms, true);
+    select shard into s from @schema@.fence where key = p_key and epoch = p_epoch and max_issued_token = p_token and closed_at is null and (owner is null or owner = session_user) for no key update;
+    if not found then perform @schema@._refuse(p_key, p_epoch, p_token, p_step, p_algo, p_digest); end if;
+  end if;
   -- H: a new statement, under the lock. Checked at each commit, since a
   -- connection that was opened on a standby survives its promotion. W is in the
-  -- same statement: what finds no history writes no receipt. (What _identity()
-  -- says is written out: a function in SQL is planned anew at every call.)
+  -- same statement: what finds no history writes no receipt; and so is the look
+  -- at the stream. (The database's oid is read off the table's path.)
   insert into @schema@.receipt (key, epoch, token, step, algo, digest, shard)
-    select p_key, p_epoch, p_token, p_step, p_algo, p_digest, s
-      from @schema@.history h,
-           (select c.system_identifier, substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8) as timeline, d.oid as database_oid
-              from pg_control_system() c, pg_database d where d.datname = current_database()) i
-     where p_epoch >= h.since and h.self_oid = h.tableoid and h.timeline = i.timeline and h.database_oid = i.database_oid and h.system_identifier = i.system_identifier
-    on conflict do nothing returning committed_at into at;
+    select p_key, p_epoch, p_token, p_step, p_algo, p_digest, s from @schema@.history h
+     where p_epoch >= h.since and h.self_oid = h.tableoid and h.timeline = substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8)
+       and h.database_oid = split_part(pg_relation_filepath(h.tableoid), '/', -2)::oid
+       and (h.system_identifier::text = current_setting('fenceline.system_identifier', true) or h.system_identifier = @schema@._system_identifier())
+    on conflict do nothing
+    returning committed_at, (select h.seq from @schema@.head h where h.topic = p_topic and h.key = p_key and h.epoch = p_epoch order by h.seq desc limit 1) into at, base;
   if not found then
-    perform @schema@._other_history();
+    -- What has committed before is certain, whatever the history.
+    perform from @schema@.receipt r where r.key = p_key and r.epoch = p_epoch and r.token = p_token and r.step = p_step;
+    if not found then perform @schema@._other_history(); end if;
     perform @schema@._refuse(p_key, p_epoch, p_token, p_step, p_algo, p_digest);
+  end if;
+  if base is not null and p_id is not null and p_type <> '' and p_aggregatetype <> '' and p_source <> ''
+     and octet_length(p_type || p_aggregatetype || p_source || coalesce(p_subject, '') || coalesce(p_contenttype, '')) <= 255
+     and (p_headers is null or octet_length(p_headers::jsonb::text) <= 8192) and (p_payload is null or octet_length(p_payload) <= 900000) then
+    with gone as (delete from @schema@.head h where h.topic = p_topic and h.key = p_key and h.epoch = p_epoch and h.seq = base),
+         newest as (insert into @schema@.head (topic, key, epoch, seq) values (p_topic, p_key, p_epoch, base + 1))
+    insert into @schema@.outbox (id, aggregatetype, aggregateid, type, payload, topic, key, shard, epoch, token, seq, subject, source, contenttype, headers)
+      values (p_id, p_aggregatetype, p_key, p_type, p_payload, p_topic, p_key, s, p_epoch, p_token, base + 1, p_subject, p_source, p_contenttype, p_headers::jsonb);
+  elsif p_topic is not null or p_id is not null then
+    perform @schema@.append(p_key, p_epoch, p_token, p_step, p_topic, array[p_id], array[p_aggregatetype], array[p_type], array[p_subject], array[p_source], array[p_contenttype], array[p_headers], array[p_payload]);
   end if;
   return at;
 end $$;
+revoke all on function @schema@.enter from public;
+grant execute on function @schema@.enter to @producer@;
 
 -- The gate for several steps of one token at once, which commit together: F and
 -- H are asked once for all of them. (No R1: they come from one process, which
@@ -118,11 +155,10 @@ begin
   at := clock_timestamp();
   insert into @schema@.receipt (key, epoch, token, step, algo, digest, shard, committed_at)
     select p_key, p_epoch, p_token, u.step, u.algo, u.digest, s, at
-      from @schema@.history h,
-           (select c.system_identifier, substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8) as timeline, d.oid as database_oid
-              from pg_control_system() c, pg_database d where d.datname = current_database()) i,
-           unnest(p_steps, p_algos, p_digests) u(step, algo, digest)
-     where p_epoch >= h.since and h.self_oid = h.tableoid and h.timeline = i.timeline and h.database_oid = i.database_oid and h.system_identifier = i.system_identifier
+      from @schema@.history h, unnest(p_steps, p_algos, p_digests) u(step, algo, digest)
+     where p_epoch >= h.since and h.self_oid = h.tableoid and h.timeline = substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8)
+       and h.database_oid = split_part(pg_relation_filepath(h.tableoid), '/', -2)::oid
+       and (h.system_identifier::text = current_setting('fenceline.system_identifier', true) or h.system_identifier = @schema@._system_identifier())
        and octet_length(u.step) <= 128 and octet_length(u.digest) between 16 and 64
     on conflict do nothing;
   get diagnostics written = row_count;
@@ -174,13 +210,15 @@ revoke all on function @schema@._refuse_event from public;
 -- lock that enter took serialises the streams of the key, so seq is dense and
 -- pos rises with it.
 --
--- enable_sort is for the planner. Without a sort the newest head can only be
--- found by the index backwards, which never meets a dead row; with one it is
--- sometimes found by reading all of the stream's, dead ones too, and under a
--- held snapshot those become more with each commit.
+-- enable_seqscan is for the planner. The newest head is found from the index's
+-- end and the one that goes by its whole key, so that no dead row is met. A plan
+-- that was made while the table had a page or two would read all of it, also
+-- when it has grown; and under a held snapshot dead rows become more with each
+-- commit. What has no index is read as before, but counts as so dear that it
+-- would be worth a compilation of seconds: hence jit.
 create or replace function @schema@.append(p_key text, p_epoch bigint, p_token bigint, p_step text, p_topic text, p_ids uuid[], p_aggregatetypes text[], p_types text[],
   p_subjects text[], p_sources text[], p_contenttypes text[], p_headers text[], p_payloads bytea[]) returns bigint
-language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_sort = off as $$
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
 declare
   s smallint;
   head_epoch bigint;
@@ -220,7 +258,37 @@ begin
   end if;
   -- The row that was read goes, by its whole key: by topic and key alone the
   -- dead ones would be read along.
-  delete from @schema@.head h where h.topic = p_topic and h.key = p_key and h.epoch = head_epoch and h.seq = head_seq;
+  with gone as (delete from @schema@.head h where h.topic = p_topic and h.key = p_key and h.epoch = head_epoch and h.seq = head_seq)
   insert into @schema@.head (topic, key, epoch, seq) values (p_topic, p_key, p_epoch, base + n);
   return base + n;
 end $$;
+
+-- append() for one event, which is what most commits append, at half the cost:
+-- no arrays, and the two that are written are written by one statement. A topic
+-- in which this life of the key has an event is one that Kafka takes. What is
+-- not as it mostly is (the first event of a life, a text that is long or
+-- missing, no pass) is append()'s.
+create function @schema@.append_one(p_key text, p_epoch bigint, p_token bigint, p_step text, p_topic text, p_id uuid, p_aggregatetype text, p_type text,
+  p_subject text, p_source text, p_contenttype text, p_headers text, p_payload bytea) returns bigint
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+declare
+  s smallint;
+  base bigint;
+begin
+  select r.shard, (select h.seq from @schema@.head h where h.topic = p_topic and h.key = p_key and h.epoch = p_epoch order by h.seq desc limit 1) into s, base
+    from @schema@.receipt r
+   where r.key = p_key and r.epoch = p_epoch and r.token = p_token and r.step = p_step
+     and r.xid = pg_current_xact_id_if_assigned() and r.committed_at >= transaction_timestamp();
+  if base is not null and p_id is not null and p_type <> '' and p_aggregatetype <> '' and p_source <> ''
+     and octet_length(p_type || p_aggregatetype || p_source || coalesce(p_subject, '') || coalesce(p_contenttype, '')) <= 255
+     and (p_headers is null or octet_length(p_headers::jsonb::text) <= 8192) and (p_payload is null or octet_length(p_payload) <= 900000) then
+    with gone as (delete from @schema@.head h where h.topic = p_topic and h.key = p_key and h.epoch = p_epoch and h.seq = base),
+         newest as (insert into @schema@.head (topic, key, epoch, seq) values (p_topic, p_key, p_epoch, base + 1))
+    insert into @schema@.outbox (id, aggregatetype, aggregateid, type, payload, topic, key, shard, epoch, token, seq, subject, source, contenttype, headers)
+      values (p_id, p_aggregatetype, p_key, p_type, p_payload, p_topic, p_key, s, p_epoch, p_token, base + 1, p_subject, p_source, p_contenttype, p_headers::jsonb);
+    return base + 1;
+  end if;
+  return @schema@.append(p_key, p_epoch, p_token, p_step, p_topic, array[p_id], array[p_aggregatetype], array[p_type], array[p_subject], array[p_source], array[p_contenttype], array[p_headers], array[p_payload]);
+end $$;
+revoke all on function @schema@.append_one from public;
+grant execute on function @schema@.append_one to @producer@;
