@@ -23,19 +23,19 @@ help: ## Show this list
 
 .PHONY: test
 test: ## Run the tests against PostgreSQL and an in-process broker
-	$(STACK) -- go test $(ARGS) $(PKG)
+	$(STACK) -- go test -timeout 30m $(ARGS) $(PKG)
 
 .PHONY: test-race
 test-race: ## Run the tests with the race detector on
-	$(STACK) -- go test -race $(ARGS) $(PKG)
+	$(STACK) -- go test -timeout 30m -race $(ARGS) $(PKG)
 
 .PHONY: test-kafka
 test-kafka: ## Run the tests against Apache Kafka (needs Java 17 and Maven)
-	$(STACK) -kafka -- go test $(ARGS) $(PKG)
+	$(STACK) -kafka -- go test -timeout 30m $(ARGS) $(PKG)
 
 .PHONY: test-pg18
 test-pg18: ## Run the suites that rest on PostgreSQL against version 18, fetched if need be
-	$(STACK) -postgres-version 18 -- go test $(ARGS) $(if $(filter ./...,$(PKG)),./fencing/... ./outbox/... ./migrations/... ./internal/pgtest,$(PKG))
+	$(STACK) -postgres-version 18 -- go test -timeout 30m $(ARGS) $(if $(filter ./...,$(PKG)),./fencing/... ./outbox/... ./migrations/... ./internal/pgtest,$(PKG))
 
 .PHONY: long
 long: ## Run the long suites at full length, against Apache Kafka
@@ -47,7 +47,7 @@ bench-fencing: ## Print what a fenced commit costs, as ratios (docs/performance.
 
 .PHONY: mutants
 mutants: ## Take each rule out of the database's functions, and see its scenario fail
-	$(STACK) -- go test -count=1 -v -run 'EachRule|ReceiptAndFenceReadOneAfter|WithACachingSequence' $(ARGS) ./fencing/... ./relay
+	FENCELINE_LONG=1 $(STACK) -- go test -count=1 -v -run 'EachRule|ReceiptAndFenceReadOneAfter|WithACachingSequence' $(ARGS) ./fencing/... ./relay
 
 .PHONY: demo
 demo: ## Run the whole story, one command (ARGS=-keep leaves the servers running)

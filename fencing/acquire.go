@@ -22,8 +22,9 @@ type LeaseConfig struct {
 	// RenewEvery is the time between renewals. Defaults to a third of TTL.
 	RenewEvery time.Duration
 	// GateTimeout bounds how long a commit may be idle, or busy in one
-	// statement, behind the gate before the database ends its session.
-	// Defaults to TTL.
+	// statement, behind the gate before the database ends its session; and how
+	// long Rotate, HandOver and Close wait for the lease's own commits in
+	// progress. At most one day. Defaults to TTL.
 	GateTimeout time.Duration
 	// Wait is how long Acquire waits for a commit in progress of the previous
 	// holder before it gives up with ErrBlocked. Defaults to TTL.
@@ -136,7 +137,7 @@ func (c LeaseConfig) validate() error {
 // ErrHistory, ErrOwner, [*InvalidError], or the database's.
 func (f *Fences) Acquire(ctx context.Context, key string, cfg LeaseConfig) (*Lease, error) {
 	cfg = cfg.withDefaults(f.cfg)
-	if err := validateKey(key); err != nil {
+	if err := errors.Join(validateKey(key), f.notInside(ctx, "acquire", key)); err != nil {
 		return nil, err
 	}
 	if err := cfg.validate(); err != nil {

@@ -26,7 +26,7 @@ import (
 // and ErrHeld, saying by whom, if that was the last answer.
 func (f *Fences) Campaign(ctx context.Context, key string, cfg LeaseConfig) (*Lease, error) {
 	cfg = cfg.withDefaults(f.cfg) // one attempt throughout: an answer that was lost is given again
-	if err := validateKey(key); err != nil {
+	if err := errors.Join(validateKey(key), f.notInside(ctx, "campaign for", key)); err != nil {
 		return nil, err
 	}
 	if err := cfg.validate(); err != nil {

@@ -197,6 +197,12 @@ func TestACampaignThatIsCalledOffSaysWhoHadTheLease(t *testing.T) {
 	until, stop := context.WithCancelCause(ctx)
 	first := b.campaignLater(until, "k", patient)
 	w.inLine("k", "b")
+	// The database has answered; now it has the answer, too.
+	for deadline := time.Now().Add(20 * time.Second); b.pool.Stat().AcquiredConns() != 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the answer does not arrive")
+		}
+	}
 	second := b.campaignLater(until, "k", patient) // queues behind it, without asking
 	stop(why)
 	err := (<-first).err

@@ -29,6 +29,16 @@ func (e *SettingError) Error() string {
 // Unwrap gives ErrInvalid.
 func (e *SettingError) Unwrap() error { return ErrInvalid }
 
+// pooled names the remedy where a statement that was prepared is not there: what
+// is between hands each transaction to another session.
+func pooled(err error) error {
+	if code(err) != "26000" { // invalid_sql_statement_name
+		return err
+	}
+	return &SettingError{"the connection", "a pooler's in transaction mode, which has lost a prepared statement",
+		"commits would fail now and then: connect with default_query_exec_mode=exec or cache_describe, or have the pooler carry prepared statements along (PgBouncer from 1.21 on: max_prepared_statements)"}
+}
+
 // checkDatabase refuses a database on which an acknowledged commit can vanish.
 func checkDatabase(ctx context.Context, pool *pgxpool.Pool, cfg Config) error {
 	err := dbcheck.Check(ctx, pool, cfg.Schema, !cfg.AllowUnsafeDatabase)

@@ -220,6 +220,10 @@ func TestTwoAttemptsOfOneStepAreNotInOneTransaction(t *testing.T) {
 		t.Errorf("%d of two attempts replayed", replayed)
 	}
 	w.wantWritten("k", written{2, 2, 2})
+	// They did not fail together first, and go one by one then.
+	if n := w.transactions("k"); n != 1 {
+		t.Errorf("the two steps were committed in %d transactions, want 1", n)
+	}
 }
 
 func TestALineIsLeftWhenTheContextEndsAndNothingIsWritten(t *testing.T) {

@@ -57,7 +57,7 @@ func (f *Fences) Commit(ctx context.Context, pos Position, content Content, fn f
 }
 
 func (f *Fences) commit(ctx context.Context, pos Position, content Content, timeout time.Duration, lease context.Context, fn func(ctx context.Context, tx Tx) error) (Receipt, error) {
-	if err := errors.Join(pos.validate(), content.validate()); err != nil {
+	if err := errors.Join(pos.validate(), content.validate(), f.notInside(ctx, "commit of", pos.Key), isFunc(fn != nil)); err != nil {
 		return Receipt{}, err
 	}
 	s := session{f: f, gates: []Gate{{pos, content}}, timeout: timeout, lease: lease}
@@ -97,7 +97,7 @@ func (s *session) commit(ctx context.Context, fn func(ctx context.Context, txs [
 	}
 	if err := s.run(ctx, fn); err != nil {
 		s.rollback()
-		return failed, gateTimeout(err)
+		return failed, typed(err)
 	}
 	if err := s.ended(); err != nil {
 		s.rollback()
@@ -181,6 +181,8 @@ func (s *session) run(ctx context.Context, fn func(ctx context.Context, txs []Tx
 	}()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
+	ctx, over := s.enclose(ctx)
+	defer over()
 	if s.lease != nil {
 		defer context.AfterFunc(s.lease, func() { cancel(context.Cause(s.lease)) })()
 	}
@@ -231,16 +233,6 @@ func (s *session) check() (at int) {
 	}
 	s.queued = append(s.queued, statement{sql: s.f.sql.stillPassed, args: []any{s.key()}})
 	return len(s.queued) - 1
-}
-
-// gateTimeout finds the database's own word in an error that says only that
-// the connection is gone: the server ended the idle session with a FATAL error
-// before it closed it.
-func gateTimeout(err error) error {
-	if translated := translate(err); translated != err && errors.Is(translated, ErrGateTimeout) {
-		return translated
-	}
-	return err
 }
 
 func (s *session) rollback() { s.f.rollback(s.conn) }

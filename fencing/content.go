@@ -40,6 +40,14 @@ func (c Content) validate() error {
 	return err
 }
 
+// isFunc refuses a callback that is missing.
+func isFunc(there bool) error {
+	if !there {
+		return &InvalidError{"callback", "is nil: one that writes nothing is func(context.Context, Tx) error { return nil }"}
+	}
+	return nil
+}
+
 func validateKey(key string) error {
 	switch {
 	case key == "":

@@ -41,22 +41,30 @@
 //	defer lease.Release(ctx)
 //
 //	content := fencing.Content{Step: report.ID, Type: "application/json", Bytes: body}
-//	receipt, err := lease.Commit(ctx, content, func(ctx context.Context, tx fencing.Tx) error {
-//		if _, err := tx.Exec(ctx, "insert into quake …"); err != nil {
-//			return err
-//		}
-//		return outbox.Append(ctx, tx, outbox.Event{Topic: "quakes", Type: "quake.reported", Subject: report.ID, Payload: body})
-//	})
+//	commit := func(ctx context.Context) (fencing.Receipt, error) {
+//		return lease.Commit(ctx, content, func(ctx context.Context, tx fencing.Tx) error {
+//			if _, err := tx.Exec(ctx, "insert into quake …"); err != nil {
+//				return err
+//			}
+//			return outbox.Append(ctx, tx, outbox.Event{Topic: "quakes", Type: "quake.reported", Subject: report.ID, Payload: body})
+//		})
+//	}
+//	receipt, err := commit(ctx)               // its answer is lost: ErrUnknownOutcome
+//	receipt, err = fencing.Retry(ctx, commit) // receipt.Replayed: it had committed, once
+//
+// The package's runnable example is this one, answer lost and all.
 //
 // # The shapes of a commit
 //
 //	lease.Commit       a callback that reads and writes, between two round trips
 //	lease.CommitBatch  statements that are only written, in one round trip; those
 //	                   of a lease that wait at the same time share a transaction
-//	fences.CommitAll   under several keys, or under none of them
+//	fences.CommitAll   under several keys, or under none of them; with a callback
 //	fencing.Retry      around any of them: asks again while the outcome is unknown
 //
-// docs/performance.md has what they cost.
+// docs/performance.md has what they cost. Callbacks never share a transaction,
+// since each would see what the others have written; and several keys have no
+// shape of one round trip.
 //
 // # The answers
 //
@@ -85,7 +93,9 @@
 //   - A step names one of several commits under one token. Choose it from the
 //     work, not from the attempt.
 //   - A callback may run more than once over retries. It touches nothing but its
-//     transaction, and does not end it.
+//     transaction, does not end it, and calls nothing that waits for it: another
+//     commit of its key, or the lease's Rotate, HandOver, Close or Release, are
+//     ErrMisuse there.
 //   - Pass the callback's context on: it ends with the trust in the lease.
 //   - After ErrUnknownOutcome, ask again, from this process or another, with the
 //     same position and content, until there is an answer.
@@ -99,8 +109,9 @@
 // # How it is done
 //
 // The functions of migrations/producer carry the correctness; this package
-// calls them. enter() answers in five steps: R1 looks the receipt up; F locks
-// the fence row where key, epoch and token are the presented ones; H checks,
+// calls them. enter() answers in five steps: F locks the fence row where key,
+// epoch and token are the presented ones; where that would have to wait, R1
+// looks the receipt up first, so that a replay does not queue; H checks,
 // under that lock, that the database is the one in which the token was issued;
 // W writes the receipt; and whoever found no row at F, H or W gets its answer
 // from R2, which reads receipt and fence in one statement. Every fact of F is in

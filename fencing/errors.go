@@ -63,10 +63,14 @@ var (
 	ErrIsolation = errors.New("the gate needs a READ COMMITTED transaction")
 	// ErrMisuse: the caller contradicts itself: the same step twice in one
 	// transaction, a token moved after the gate, a transaction ended by its
-	// callback.
+	// callback, a callback that waits for its own commit.
 	ErrMisuse = errors.New("misuse")
 	// ErrNoPass: the transaction has not passed the gate of the key.
 	ErrNoPass = errors.New("the transaction has not passed the gate")
+	// ErrUnknownKey is returned by [Operator] alone: the key has neither fence nor
+	// lease. It was never acquired, opened or advanced, or it was closed and swept;
+	// or its name is another one.
+	ErrUnknownKey = errors.New("unknown key: it was never acquired or opened, or it was closed and swept")
 	// ErrInvalid: an argument is out of range. The error is an [*InvalidError].
 	ErrInvalid = errors.New("invalid argument")
 	// ErrRolledBack: the callback swallowed an error of a statement and
@@ -171,12 +175,20 @@ func (e *HeldError) Unwrap() error { return ErrHeld }
 
 // BlockedError says which backends' commits kept the fence.
 type BlockedError struct {
-	Key  string
+	Key string
+	// PIDs are the backends that held the fence's lock.
 	PIDs []int32
+	// Own is set, and PIDs empty, where it is commits of the same [Lease] that
+	// were waited for, and none of the database's waits: for so long, which is
+	// the gate's timeout.
+	Own time.Duration
 }
 
 // Error implements error.
 func (e *BlockedError) Error() string {
+	if e.Own != 0 {
+		return fmt.Sprintf("fencing: fence of %q: %v of the same lease, which did not end within its gate timeout of %v: try again, but not from the callback of that commit, which would wait for itself", e.Key, ErrBlocked, e.Own)
+	}
 	return fmt.Sprintf("fencing: fence of %q: %v (backend pid %v): its session ends by the gate's timeout at the latest, try again", e.Key, ErrBlocked, e.PIDs)
 }
 
@@ -236,7 +248,7 @@ func translate(err error) error {
 			BlockedBy []int32 `json:"blocked_by"`
 		}
 		_ = json.Unmarshal([]byte(pg.Detail), &d) // ours; an error leaves it empty
-		return &BlockedError{d.Key, d.BlockedBy}
+		return &BlockedError{Key: d.Key, PIDs: d.BlockedBy}
 	case "FL011":
 		return &wrappedError{"fencing: " + pg.Message, ErrInvalid, err}
 	case "FL012":
@@ -245,6 +257,37 @@ func translate(err error) error {
 		return &wrappedError{fmt.Sprintf("fencing: %v: nothing was written; a retry with the same token tells where the fence is", ErrGateTimeout), ErrGateTimeout, err}
 	}
 	return err
+}
+
+// gateRefusal is the refusal of a commit by its gate; nil for any other error,
+// also of a statement that was refused elsewhere.
+func gateRefusal(err error) *RefusedError {
+	var r *RefusedError
+	if errors.As(err, new(*StatementError)) || !errors.As(err, &r) {
+		return nil
+	}
+	return r
+}
+
+// typed gives an error that a callback has returned the types that translate
+// knows, where a statement of the callback met one of our functions or triggers:
+// a write to a protected table, say. It goes on to be what it was, with its text
+// and everything that it wraps. The database's word is also found in an error
+// that says only that the connection is gone: it ended the idle session with a
+// FATAL error before it closed it.
+func typed(err error) error {
+	if errors.As(err, new(*wrappedError)) || errors.As(err, new(*RefusedError)) || errors.As(err, new(*HistoryError)) || errors.As(err, new(*BlockedError)) {
+		return err // of a call of this package, which has done it
+	}
+	t := translate(err)
+	if t == err || errors.Is(t, ErrGateTimeout) {
+		return t
+	}
+	text := err.Error()
+	if _, bare := err.(*pgconn.PgError); bare { //nolint:errorlint // where the caller has added nothing
+		text = t.Error()
+	}
+	return &wrappedError{text, t, err}
 }
 
 // wrappedError has a text of its own and matches both a sentinel and the

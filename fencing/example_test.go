@@ -12,37 +12,49 @@ import (
 	"github.com/fenceline/fenceline/outbox"
 )
 
-// A worker that holds a key and publishes what it produced under it.
+// A worker holds a key, commits a result under it, and does not get the answer.
 func Example() {
-	work := func(ctx context.Context, pool *pgxpool.Pool, id string, body []byte) error {
-		fences, err := fencing.New(ctx, pool, fencing.Config{})
-		if err != nil {
-			return err
-		}
-		lease, err := fences.Acquire(ctx, "catalogue/ci", fencing.LeaseConfig{TTL: 15 * time.Second})
-		if err != nil {
-			return err // ErrHeld: somebody else works
-		}
-		defer func() { _ = lease.Release(ctx) }()
+	pool, link, end := database() // with the migrations; link loses answers on purpose
+	defer end()
+	ctx := context.Background()
 
-		content := fencing.Content{Step: id, Type: "application/json", Bytes: body}
-		for {
-			receipt, err := lease.Commit(ctx, content, func(ctx context.Context, tx fencing.Tx) error {
-				if _, err := tx.Exec(ctx, "insert into quake (id, report) values ($1, $2)", id, body); err != nil {
-					return err
-				}
-				return outbox.Append(ctx, tx, outbox.Event{Topic: "quakes", Type: "quake.reported", Subject: id, Payload: body})
-			})
-			if errors.Is(err, fencing.ErrUnknownOutcome) && ctx.Err() == nil {
-				continue // the receipt tells
-			}
-			if err == nil && receipt.Replayed {
-				fmt.Println("had been committed at", receipt.CommittedAt)
-			}
-			return err
-		}
+	fences, err := fencing.New(ctx, pool, fencing.Config{AllowUnsafeDatabase: true}) // a throw-away server
+	if err != nil {
+		panic(err)
 	}
-	_ = work
+	lease, err := fences.Acquire(ctx, "catalogue/ci", fencing.LeaseConfig{TTL: 15 * time.Second})
+	if err != nil {
+		panic(err) // ErrHeld: somebody else works
+	}
+	defer func() { _ = lease.Release(ctx) }()
+
+	// Everything that determines the effect is in the content: a retry is compared by it.
+	content := fencing.Content{Step: "report 17", Type: "application/json", Bytes: []byte(`{"magnitude": 4.5}`)}
+	commit := func(ctx context.Context) (fencing.Receipt, error) {
+		return lease.Commit(ctx, content, func(ctx context.Context, tx fencing.Tx) error {
+			if _, err := tx.Exec(ctx, "insert into quake (id, report) values ($1, $2)", content.Step, content.Bytes); err != nil {
+				return err
+			}
+			return outbox.Append(ctx, tx, outbox.Event{Topic: "quakes", Type: "quake.reported", Subject: content.Step, Payload: content.Bytes})
+		})
+	}
+
+	link.LoseAnswer("report 17")
+	_, err = commit(ctx)
+	fmt.Println("unknown:", errors.Is(err, fencing.ErrUnknownOutcome))
+
+	// It has committed; asked again, by Retry or by another process, it says so.
+	receipt, err := fencing.Retry(ctx, commit)
+	fmt.Println("replayed:", receipt.Replayed, "token:", receipt.Position.Token, "error:", err)
+
+	var rows int
+	err = pool.QueryRow(ctx, "select count(*) from quake").Scan(&rows)
+	fmt.Println("rows:", rows, err)
+
+	// Output:
+	// unknown: true
+	// replayed: true token: 1 error: <nil>
+	// rows: 1 <nil>
 }
 
 // The lease is another system's; its number goes into the fence in the same

@@ -27,7 +27,7 @@ type Config struct {
 	// GateTimeout bounds how long a commit by plain position may be idle, or
 	// busy in one statement, behind the gate; then the database ends its
 	// session, so that a paused holder cannot block the takeover. A commit by
-	// lease uses the lease's own. Defaults to 15 s.
+	// lease uses the lease's own. At most one day. Defaults to 15 s.
 	GateTimeout time.Duration
 	// System selects the toolkit's own leases, whose keys begin with
 	// "fenceline:" (the relay's), and the functions that its role may call.
@@ -73,8 +73,8 @@ func (c Config) validate() error {
 		return &InvalidError{"holder", "is not 1 to 255 bytes of UTF-8"}
 	case c.CommitTimeout < 0:
 		return &InvalidError{"commit timeout", fmt.Sprintf("is %v, want a positive duration", c.CommitTimeout)}
-	case c.GateTimeout < 0:
-		return &InvalidError{"gate timeout", fmt.Sprintf("is %v, want a positive duration", c.GateTimeout)}
+	case c.GateTimeout < 0 || c.GateTimeout > 24*time.Hour:
+		return &InvalidError{"gate timeout", fmt.Sprintf("is %v, want a positive duration of at most 24 h", c.GateTimeout)}
 	}
 	return nil
 }
@@ -102,21 +102,24 @@ type Fences struct {
 // with a [*SettingError]. It starts nothing: leases are renewed in the
 // background from the first Acquire to the last Release.
 //
-// The pool stays the caller's. A login needs the role fenceline_producer.
+// The pool stays the caller's. A login needs the role fenceline_producer. A
+// pooler in transaction mode may be between: nothing is kept in a session but
+// what pgx prepares, so let it prepare nothing (default_query_exec_mode=exec or
+// cache_describe in the connection string), or the pooler carry that along.
 func New(ctx context.Context, pool *pgxpool.Pool, cfg Config) (*Fences, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
 	if err := schema.Check(ctx, pool, cfg.Schema, schema.Producer); err != nil {
-		return nil, fmt.Errorf("fencing: %w", err)
+		return nil, pooled(fmt.Errorf("fencing: %w", err))
 	}
 	f := &Fences{
 		pool: pool, cfg: cfg, sql: newStatements(cfg.Schema, cfg.System),
 		contests: map[string]*contest{}, leases: map[*Lease]struct{}{}, wake: make(chan struct{}, 1),
 	}
 	if err := checkDatabase(ctx, pool, cfg); err != nil {
-		return nil, err
+		return nil, pooled(err)
 	}
 	return f, nil
 }

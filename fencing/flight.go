@@ -32,6 +32,9 @@ type drain struct {
 // begin waits for the end of a drain, and counts a commit in. Where the token
 // is due, it starts the rotation first.
 func (l *Lease) begin(ctx context.Context) (Position, error) {
+	if err := l.f.notInside(ctx, "commit of", l.key()); err != nil {
+		return Position{}, err
+	}
 	for {
 		l.mu.Lock()
 		if l.flight.draining == nil && l.tokenIsDue(time.Now()) {
@@ -84,7 +87,13 @@ func (l *Lease) resume(d *drain, err error) {
 }
 
 // drain waits until no commit is in progress, and lets none begin until resume.
+// The wait is bounded: a callback that waits for it, with a context by which it
+// can't be told (see inside), would keep it waiting as long as the lease lasts.
+// The gate's timeout is the bound since it is how long a callback may leave its
+// session idle, and one that waits here does.
 func (l *Lease) drain(ctx context.Context) (*drain, error) {
+	timeout := time.NewTimer(l.cfg.GateTimeout)
+	defer timeout.Stop()
 	for {
 		l.mu.Lock()
 		before := l.flight.draining
@@ -107,6 +116,10 @@ func (l *Lease) drain(ctx context.Context) (*drain, error) {
 			case <-l.ctx.Done():
 				l.resume(d, context.Cause(l.ctx))
 				return nil, context.Cause(l.ctx)
+			case <-timeout.C:
+				err := l.notDrained()
+				l.resume(d, err)
+				return nil, err
 			}
 		}
 		select {
@@ -117,11 +130,16 @@ func (l *Lease) drain(ctx context.Context) (*drain, error) {
 	}
 }
 
+// notDrained says that the commits in progress did not end in time.
+func (l *Lease) notDrained() error {
+	return &BlockedError{Key: l.key(), Own: l.cfg.GateTimeout}
+}
+
 // settled keeps or clears what is known of a step's attempt at pos, and counts
 // what has committed. An error that says nothing of an earlier attempt leaves
 // that as it is.
 func (l *Lease) settled(step string, pos Position, receipt Receipt, err error) {
-	var refused *RefusedError
+	refused := gateRefusal(err)
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
@@ -130,7 +148,7 @@ func (l *Lease) settled(step string, pos Position, receipt Receipt, err error) {
 			l.flight.committed++
 		}
 		delete(l.flight.unsettled, step)
-	case errors.As(err, &refused):
+	case refused != nil:
 		// Stale says of the attempt at this position that it did not commit. Any
 		// other refusal does not: a conflict says that it did, with the content
 		// that a later call may bring again.

@@ -33,8 +33,13 @@ type Gate struct {
 // one of theirs.
 func (f *Fences) CommitAll(ctx context.Context, gates []Gate, fn func(ctx context.Context, txs []Tx) error) ([]Receipt, error) {
 	order, err := lockOrder(gates)
-	if err != nil {
+	if err := errors.Join(err, isFunc(fn != nil)); err != nil {
 		return nil, err
+	}
+	for _, g := range gates {
+		if err := f.notInside(ctx, "commit of", g.Position.Key); err != nil {
+			return nil, err
+		}
 	}
 	sorted := make([]Gate, len(gates))
 	for i, j := range order {
@@ -46,7 +51,7 @@ func (f *Fences) CommitAll(ctx context.Context, gates []Gate, fn func(ctx contex
 	if f.follow(ctx, err) {
 		receipts, err = s.commit(ctx, inOrder)
 	}
-	if errors.Is(err, ErrReplayed) {
+	if errors.Is(err, ErrReplayed) && !receipts[0].behind { // a gate's, not fn's
 		receipts, err = f.askAll(ctx, sorted)
 	}
 	if err != nil && !errors.Is(err, ErrNotReplicated) {

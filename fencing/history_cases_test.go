@@ -130,6 +130,50 @@ func TestWhatWasLostBeforeAPointInTimeIsNeverStaleNorCommittedAgain(t *testing.T
 	s.risesAboveAll(taken)
 }
 
+// From a base backup and the archive of the log, to a moment of before. The
+// source lives on, as a primary that nobody has fenced off does: what it has
+// issued since is what the restored side must be above.
+func TestARestoreToAPointInTimeRefusesUntilAnOperatorHasSpoken(t *testing.T) {
+	t.Parallel()
+	w := newServerWorldWith(t, devstack.PostgresConfig{Archive: true})
+	a, pos := w.before()
+	backup, err := w.server.Backup(ctx)
+	w.ok(err)
+	t.Cleanup(func() {
+		if err := backup.Discard(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	_, err = a.commit(pos, content("behind the backup", "x")) // which the archive alone has
+	w.ok(err)
+	w.ok(w.server.RestorePoint(ctx, "before the mistake"))
+	taken := a.takeOver("k").Position()
+	_, err = a.commit(taken, content("lost", "x"))
+	w.ok(err)
+	bounded, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	restored, err := backup.Restore(bounded, "before the mistake")
+	w.ok(err)
+
+	s := w.at(restored.DSN("postgres"))
+	s.refusesEverything(pos)
+	k := s.worker("retry")
+	_, err = k.commit(taken, content("lost", "x"))
+	w.is(err, fencing.ErrUnconfirmable) // ahead of this fence: what became of it nobody here can say
+	s.risesAboveAll(taken)
+	r, err := k.commit(pos, content("behind the backup", "x"))
+	w.ok(err)
+	if !r.Replayed {
+		t.Error("a receipt that the archive has brought back was not replayed")
+	}
+	// On the source the later commit stands.
+	r, err = a.commit(taken, content("lost", "x"))
+	w.ok(err)
+	if !r.Replayed {
+		t.Error("the source has lost what it has acknowledged")
+	}
+}
+
 func TestADatabaseThatMayBeginsANewHistoryByItself(t *testing.T) {
 	t.Parallel()
 	followsByItself(newWorld(t))

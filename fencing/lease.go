@@ -123,8 +123,12 @@ func (l *Lease) nextDue() time.Time {
 // expire: who campaigned for it first has it to itself for a moment. Its token
 // stays the highest issued one until somebody acquires, and is never issued
 // again. Release of a lease that is lost does nothing. It also works when ctx
-// has ended, within 5 s, so that it can be deferred.
+// has ended, within 5 s, so that it can be deferred. In the callback of one of
+// the lease's commits, which it would undo, it is ErrMisuse and does nothing.
 func (l *Lease) Release(ctx context.Context) error {
+	if err := l.f.notInside(ctx, "release", l.key()); err != nil {
+		return err
+	}
 	lost := l.ctx.Err() != nil
 	l.end(ErrReleased)
 	if lost && context.Cause(l.ctx) == ErrReleased {

@@ -21,7 +21,7 @@ func TestTheRenewerEndsWithTheLastRelease(t *testing.T) {
 	a := w.workerAt("a", w.producer, 2)
 	before := goleak.IgnoreCurrent()
 	for range 2 {
-		cfg := fencing.LeaseConfig{TTL: 300 * time.Millisecond}
+		cfg := fencing.LeaseConfig{TTL: time.Minute, RenewEvery: 50 * time.Millisecond}
 		k, l := a.acquireWith("k", cfg), a.acquireWith("l", cfg)
 		start := value[time.Time](w, "select max(expires_at) from fenceline.lease")
 		pgtest.WaitTrue(t, w.admin, "select min(expires_at) > $1 from fenceline.lease", start)
@@ -86,7 +86,7 @@ func (w *world) endedWhileHeld(lease *fencing.Lease) {
 }
 
 // The margin is generous so that a busy machine has time to look.
-var brief = fencing.LeaseConfig{TTL: 1500 * time.Millisecond, Margin: time.Second, RenewEvery: 150 * time.Millisecond}
+var brief = fencing.LeaseConfig{TTL: 6 * time.Second, Margin: 3 * time.Second, RenewEvery: 300 * time.Millisecond}
 
 func TestTheContextEndsBeforeTheLeaseWhenRenewalsHang(t *testing.T) {
 	t.Parallel()

@@ -45,9 +45,14 @@ func (f *Fences) Close(ctx context.Context, pos Position) (Closing, error) {
 	return f.close(ctx, pos, f.cfg.GateTimeout)
 }
 
-// Close is [Fences.Close] under this lease. When the key is closed, the lease's
-// context ends, with ErrClosed as its cause.
+// Close is [Fences.Close] under this lease, whose commits in progress it waits
+// for: for longer than the gate's timeout with none ended is a [*BlockedError],
+// and in the callback of one of them ErrMisuse. When the key is closed, the
+// lease's context ends, with ErrClosed as its cause.
 func (l *Lease) Close(ctx context.Context) (Closing, error) {
+	if err := l.f.notInside(ctx, "close", l.key()); err != nil {
+		return Closing{}, err
+	}
 	// With no commit and no rotation of this handle under way: the token that is
 	// presented is then the lease's newest. Of a lease that has ended the last
 	// one asks, which may have closed the key before.
@@ -65,7 +70,7 @@ func (l *Lease) Close(ctx context.Context) (Closing, error) {
 }
 
 func (f *Fences) close(ctx context.Context, pos Position, timeout time.Duration) (Closing, error) {
-	if err := pos.validate(); err != nil {
+	if err := errors.Join(pos.validate(), f.notInside(ctx, "close", pos.Key)); err != nil {
 		return Closing{}, err
 	}
 	c := Closing{Position: pos}
@@ -91,7 +96,7 @@ func (f *Fences) close(ctx context.Context, pos Position, timeout time.Duration)
 // answer was lost. Errors: [*BlockedError], ErrUnknownOutcome, ErrHistory,
 // ErrNotReplicated together with the epoch, [*InvalidError].
 func (f *Fences) Open(ctx context.Context, key string) (epoch int64, err error) {
-	if err := validateKey(key); err != nil {
+	if err := errors.Join(validateKey(key), f.notInside(ctx, "open", key)); err != nil {
 		return 0, err
 	}
 	var opened bool
@@ -108,16 +113,21 @@ func (f *Fences) Open(ctx context.Context, key string) (epoch int64, err error) 
 // when its answer is lost.
 func (f *Fences) settle(ctx context.Context, what, key string, read func(pgx.Row) error, sql string, args ...any) error {
 	var err error
+	lost := false // the answer to an earlier attempt
 	for range 2 {
 		err = f.settleOnce(ctx, read, schema.Expand(sql, f.cfg.Schema), args...)
 		if err == nil || errors.Is(err, ErrNotReplicated) || answered(err) || ctx.Err() != nil {
 			break
 		}
+		lost = lost || !errors.Is(err, errNotSent)
 	}
 	var pg *pgconn.PgError
 	switch {
 	case err == nil:
 		return nil
+	// A refusal by the fence answers for both. Anything else that keeps the second
+	// attempt from its answer says nothing of the first.
+	case lost && gateRefusal(translate(err)) == nil && !errors.Is(err, ErrNotReplicated):
 	case errors.Is(err, errNotSent), errors.As(err, &pg) && !fatal(pg):
 		if t := translate(err); t != err {
 			return t
@@ -126,7 +136,7 @@ func (f *Fences) settle(ctx context.Context, what, key string, read func(pgx.Row
 	case errors.Is(err, ErrNotReplicated):
 		return fmt.Errorf("fencing: %s %q: %w", what, key, err)
 	}
-	return &wrappedError{fmt.Sprintf("fencing: %s %q: unknown outcome, call it again: %v", what, key, err), ErrUnknownOutcome, err}
+	return &wrappedError{fmt.Sprintf("fencing: %s %q: unknown outcome, call it again: %v", what, key, err), ErrUnknownOutcome, translate(err)}
 }
 
 // errNotSent marks an attempt that never reached the server.

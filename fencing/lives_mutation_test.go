@@ -23,7 +23,7 @@ func TestEachRuleOfTheLivesOfAKeyIsNeededByAScenario(t *testing.T) {
 		"a close that does not look at the epoch": {staleClose, []piece{
 			{"close", "where key = p_key and epoch = p_epoch and max_issued_token = p_token and closed_at is null for no key update", "where key = p_key and max_issued_token = p_token and closed_at is null for no key update"}}},
 		"F that does not look at the epoch": {requestOfAnEarlierLife, []piece{
-			{"enter", "where key = p_key and epoch = p_epoch and max_issued_token = p_token and closed_at is null and (owner is null or owner = session_user) for no key update", "where key = p_key and max_issued_token = p_token and closed_at is null for no key update"}}},
+			{"enter", "key = p_key and epoch = p_epoch and max_issued_token = p_token and closed_at is null and (owner is null or owner = session_user) for no key update", "key = p_key and max_issued_token = p_token and closed_at is null for no key update"}}},
 		"an epoch from the clock alone, opened again":     {neverComesBack["when it is opened again"], []piece{{"open", ", f.epoch + 1)", ")"}, {"_fence_monotone", "(new.epoch, new.max_issued_token) < (old.epoch, old.max_issued_token)", "false"}, {"_fence_monotone", "(old.closed_at is not null and new.closed_at is null and new.epoch <= old.epoch)", "false"}}},
 		"a tombstone that goes without raising the floor": {neverComesBack["when its tombstone was swept"], []piece{{"sweep_tombstones", "where epoch_floor <= newest", "where false"}}},
 		"the floor read before the insert": {sweptWhileOpened, []piece{

@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fenceline/fenceline/fencing"
 	"github.com/fenceline/fenceline/internal/pgmigrated"
@@ -466,4 +469,35 @@ func (w *world) published() {
 	w.Helper()
 	w.exec(`insert into fenceline.relay_checkpoint (n, epoch, token, s1, low, pair_low, pair_xid)
 		select coalesce(max(n), 0) + 1, 1, 1, pg_current_snapshot(), 0, 0, '3' from fenceline.relay_checkpoint`)
+}
+
+// The first answer is lost, and then there is no connection for the second
+// attempt: that one has changed nothing, but the first one has.
+func TestACloseOrOpenWhoseAnswerIsLostIsNeverSaidToHaveChangedNothing(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	var cut atomic.Bool
+	a, proxy := w.behindProxy("a", 1, func(cfg *pgxpool.Config) {
+		cfg.BeforeConnect = func(context.Context, *pgx.ConnConfig) error {
+			if cut.Load() {
+				return errors.New("no way through")
+			}
+			return nil
+		}
+	})
+	pos := a.acquire("the key").Position()
+	for _, call := range []func() error{
+		func() error { return second(a.Fences.Close(ctx, pos)) },
+		func() error { return second(a.Open(ctx, "the key")) },
+	} {
+		proxy.DropNextCommitAnswer("the key")
+		cut.Store(true) // for the second attempt: the first one has its connection
+		err := call()
+		cut.Store(false)
+		w.is(err, fencing.ErrUnknownOutcome)
+		if strings.Contains(err.Error(), "nothing was changed") {
+			t.Error(err)
+		}
+		w.ok(call()) // it has
+	}
 }

@@ -5,13 +5,14 @@ import (
 	"testing"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fenceline/fenceline/fencing"
 	"github.com/fenceline/fenceline/internal/pgproxy"
 )
 
 // behindProxy is a worker whose connection goes through a proxy.
-func (w *world) behindProxy(name string, conns int) (*worker, *pgproxy.Proxy) {
+func (w *world) behindProxy(name string, conns int, edit ...func(*pgxpool.Config)) (*worker, *pgproxy.Proxy) {
 	w.Helper()
 	u, err := url.Parse(w.producer)
 	w.ok(err)
@@ -20,7 +21,7 @@ func (w *world) behindProxy(name string, conns int) (*worker, *pgproxy.Proxy) {
 	w.Cleanup(func() { _ = proxy.Close() })
 	dsn, err := proxy.DSN(w.producer)
 	w.ok(err)
-	return w.workerAt(name, dsn, conns), proxy
+	return w.workerAt(name, dsn, conns, edit...), proxy
 }
 
 func TestACommitWhoseAnswerWasLostIsReplayed(t *testing.T) {

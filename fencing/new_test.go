@@ -36,8 +36,9 @@ func TestNewSaysWhatIsMissing(t *testing.T) {
 		"holder":         {Holder: "\xff"},
 		"commit timeout": {CommitTimeout: -time.Second},
 		"gate timeout":   {GateTimeout: -time.Second},
+		"long timeout":   {GateTimeout: 25 * time.Hour},
 	} {
-		if _, err := fencing.New(ctx, empty, cfg); err == nil || !strings.HasPrefix(err.Error(), "fencing: ") {
+		if _, err := fencing.New(ctx, empty, cfg); err == nil || !strings.HasPrefix(err.Error(), "fencing: ") || strings.Contains(err.Error(), "migrate") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

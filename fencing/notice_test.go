@@ -18,7 +18,12 @@ import (
 // newServerWorld is a world on a server of its own, whose settings may change.
 func newServerWorld(t *testing.T) *world {
 	t.Helper()
-	server := pgtest.Server(t, devstack.PostgresConfig{})
+	return newServerWorldWith(t, devstack.PostgresConfig{})
+}
+
+func newServerWorldWith(t *testing.T, cfg devstack.PostgresConfig) *world {
+	t.Helper()
+	server := pgtest.Server(t, cfg)
 	u, err := url.Parse(server.DSN("postgres"))
 	if err != nil {
 		t.Fatal(err)

@@ -2,6 +2,7 @@ package fencing
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -132,9 +133,12 @@ type Turn struct {
 
 // KeyInfo is everything about who holds a key.
 type KeyInfo struct {
-	// Lease is the managed lease; nil if there was none.
+	// Lease is the managed lease, as it was granted last; nil if there was none:
+	// nobody has acquired the key, or its lease lives elsewhere.
 	Lease *LeaseInfo
-	// Fence is the highest position issued: what commits are compared with.
+	// Fence is the highest position issued: what commits are compared with. Its
+	// token is 0 as long as nobody has acquired or advanced in this life of the
+	// key; a Lease is then one of an earlier life.
 	Fence Position
 	// ClosedAt is when this life of the key ended; zero if it goes on.
 	ClosedAt time.Time
@@ -145,7 +149,8 @@ type KeyInfo struct {
 }
 
 // Show tells who holds a key and who did, with at most turns (0 for 20) of the
-// latest steps. The error matches pgx.ErrNoRows for a key that has no fence.
+// latest steps. The error matches ErrUnknownKey, and pgx.ErrNoRows, for a key
+// that has no fence.
 func (o *Operator) Show(ctx context.Context, key string, turns int) (info KeyInfo, err error) {
 	if err := validateKey(key); err != nil {
 		return KeyInfo{}, err
@@ -173,7 +178,11 @@ func (o *Operator) Show(ctx context.Context, key string, turns int) (info KeyInf
 		})
 		return err
 	})
-	if err := o.pool.SendBatch(ctx, b).Close(); err != nil {
+	err = o.pool.SendBatch(ctx, b).Close()
+	if errors.Is(err, pgx.ErrNoRows) {
+		return KeyInfo{}, &wrappedError{fmt.Sprintf("fencing: show %q: %v", key, ErrUnknownKey), ErrUnknownKey, err}
+	}
+	if err != nil {
 		return KeyInfo{}, fmt.Errorf("fencing: show %q: %w", key, err)
 	}
 	if closed != nil {
@@ -186,7 +195,8 @@ func (o *Operator) Show(ctx context.Context, key string, turns int) (info KeyInf
 // who has done it. Anybody can acquire then; the holder learns of it at its next
 // renewal. The fence is left alone: until somebody has acquired, the old holder
 // can still commit. It returns who held it under which position; false if there
-// was nothing to end.
+// was nothing to end: it is free, or was never acquired (then holder is empty).
+// Of a key that there is nothing of the error matches ErrUnknownKey.
 func (o *Operator) Expire(ctx context.Context, key, who string) (holder string, pos Position, ended bool, err error) {
 	if err := validateKey(key); err != nil {
 		return "", Position{}, false, err
@@ -197,9 +207,21 @@ func (o *Operator) Expire(ctx context.Context, key, who string) (holder string, 
 		return "", Position{}, false, fmt.Errorf("fencing: expire the lease of %q: %w", key, translate(err))
 	}
 	if h == nil {
-		return "", Position{Key: key}, false, nil
+		return "", Position{Key: key}, false, o.known(ctx, key)
 	}
 	return *h, Position{key, *epoch, *token}, ended, nil
+}
+
+// known says ErrUnknownKey of a key without a fence.
+func (o *Operator) known(ctx context.Context, key string) error {
+	var there bool
+	if err := o.pool.QueryRow(ctx, o.sql.known, key).Scan(&there); err != nil {
+		return fmt.Errorf("fencing: look for key %q: %w", key, err)
+	}
+	if !there {
+		return fmt.Errorf("fencing: key %q: %w", key, ErrUnknownKey)
+	}
+	return nil
 }
 
 // SetOwner assigns a key to a login, which alone can acquire and commit under it

@@ -101,8 +101,8 @@ func (o *Operator) OnNewHistory(ctx context.Context, policy NewHistory, who stri
 }
 
 type operatorStatements struct {
-	leases, lease, fence, turns, expire, setOwner string
-	history, changes, bump, confirm, onNew        string
+	leases, lease, fence, known, turns, expire, setOwner string
+	history, changes, bump, confirm, onNew               string
 }
 
 func newOperatorStatements(name string) operatorStatements {
@@ -117,6 +117,7 @@ func newOperatorStatements(name string) operatorStatements {
 		leases:   x(lease + `where starts_with(l.key, $1) and ($2 = '' or l.key > $2) and starts_with(l.key, 'fenceline:') = $3 order by l.key limit $4`),
 		lease:    x(lease + `where l.key = $1`),
 		fence:    x(`select epoch, max_issued_token, closed_at, coalesce(owner::text, '') from @schema@.fence where key = $1`),
+		known:    x(`select exists (select from @schema@.fence where key = $1)`),
 		turns:    x(`select epoch, token, why, coalesce(holder, ''), coalesce(whom, ''), coalesce(login::text, ''), at from @schema@.turn where key = $1 order by n desc limit $2`),
 		expire:   x(`select ended, epoch, token, holder from @schema@.expire_lease($1, $2)`),
 		setOwner: x(`select @schema@.set_owner($1, $2, $3)`),

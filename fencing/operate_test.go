@@ -84,6 +84,14 @@ func TestAKeyIsShownWithItsFenceAndItsTurns(t *testing.T) {
 	}
 	_, err = m.Show(ctx, "nothing", 0)
 	w.is(err, pgx.ErrNoRows)
+	w.is(err, fencing.ErrUnknownKey)
+	epoch, err := a.Open(ctx, "open")
+	w.ok(err)
+	info, err = m.Show(ctx, "open", 0)
+	w.ok(err)
+	if info.Lease != nil || info.Fence != (fencing.Position{Key: "open", Epoch: epoch}) {
+		t.Errorf("a key that was never acquired: %+v", info)
+	}
 	_, err = m.Show(ctx, "", 0)
 	w.is(err, fencing.ErrInvalid)
 }
@@ -119,8 +127,14 @@ func TestAnOperatorEndsALeaseAndTheFenceStillDecides(t *testing.T) {
 		t.Error("the reservation did not end")
 	}
 	b.acquire("k")
-	if _, _, ended, err = op.Expire(ctx, "nothing", "alice"); err != nil || ended {
-		t.Errorf("a key that is not there: %v %v", ended, err)
+	_, _, _, err = op.Expire(ctx, "nothing", "alice")
+	w.is(err, fencing.ErrUnknownKey)
+	_, err = a.Open(ctx, "open")
+	w.ok(err)
+	holder, _, ended, err = op.Expire(ctx, "open", "alice")
+	w.ok(err)
+	if holder != "" || ended {
+		t.Errorf("of a key that was never acquired %q's lease ended: %v", holder, ended)
 	}
 	_, _, _, err = op.Expire(ctx, "k", "")
 	w.is(err, fencing.ErrInvalid)

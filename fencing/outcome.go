@@ -157,7 +157,8 @@ type StatementError struct {
 	Index int
 	// SQL is its text.
 	SQL string
-	// Err is the database's error.
+	// Err is the database's error, or one of this package where the statement met
+	// one of its functions or triggers: ErrNoPass of a protected table, say.
 	Err error
 }
 
@@ -193,12 +194,13 @@ func (o outcome) explain(g Gate, sent []statement, first, end int) error {
 	case unknown:
 		return &wrappedError{fmt.Sprintf("fencing: commit of %q step %q: %v (%v)", key, step, ErrUnknownOutcome, o.err), ErrUnknownOutcome, o.err}
 	}
-	if refusal := translate(o.err); refusal != o.err {
-		return g.Content.recheck(refusal)
-	}
 	err := o.err
 	if o.at >= first && o.at < end {
-		err = &StatementError{o.at - first, sent[o.at].sql, err}
+		// Also where it met one of our functions or triggers: what that has
+		// refused is the statement, and not this commit.
+		err = &StatementError{o.at - first, sent[o.at].sql, translate(err)}
+	} else if refusal := translate(err); refusal != err {
+		return g.Content.recheck(refusal)
 	}
 	return fmt.Errorf("fencing: commit of %q: nothing was written: %w", key, err)
 }

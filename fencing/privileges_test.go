@@ -18,7 +18,7 @@ import (
 // granted is what each role may do with the objects of the producer's part.
 // Whatever is not here must be refused with 42501.
 var granted = map[string]struct{ execute, read, readSome, sequences []string }{
-	schema.KindProducer: {execute: []string{"acquire", "renew", "release", "hand_over", "rotate", "history_follow", "enter", "enter_many", "set_result", "append", "protect", "unprotect", "_refuse_write", "_refuse_truncate", "protected", "_with_partitions"}},
+	schema.KindProducer: {execute: []string{"acquire", "renew", "release", "hand_over", "rotate", "history_follow", "enter", "enter_many", "set_result", "append", "append_one", "protect", "unprotect", "_refuse_write", "_refuse_truncate", "protected", "_with_partitions"}},
 	schema.KindAdvancer: {execute: []string{"advance", "history_follow"}},
 	schema.KindRelay: {
 		execute:   []string{"relay_acquire", "relay_renew", "relay_release", "relay_hand_over", "history_follow", "relay_checkpoint"},
@@ -182,8 +182,9 @@ func TestADefinerFunctionPinsItsSearchPathAndTakesBaseTypes(t *testing.T) {
 	}
 }
 
-// append is the call of the outbox for one event.
+// The calls of the outbox for one event: as one of several, and as the only one.
 const appendOne = `select fenceline.append($1, $2, $3, $4, 'results', array[gen_random_uuid()], array['t'], array['t'], array[null]::text[], array['s'], array[null]::text[], array[null]::text[], array[null]::bytea[])`
+const appendSingle = `select fenceline.append_one($1, $2, $3, $4, 'results', gen_random_uuid(), 't', 't', null, 's', null, null, null)`
 
 func TestAnAppendWithoutTheGateIsRefusedWhateverThePretence(t *testing.T) {
 	t.Parallel()
@@ -211,9 +212,10 @@ func TestAnAppendWithoutTheGateIsRefusedWhateverThePretence(t *testing.T) {
 			if err != nil {
 				t.Fatalf("the attack itself failed: %v", err)
 			}
-			_, err = tx.Exec(ctx, appendOne, "k", pos.Epoch, pos.Token, "committed")
-			if got := sqlstate(err); got != "FL007" {
-				t.Errorf("append: %s, want FL007", got)
+			for _, call := range []string{appendOne, appendSingle} {
+				if got := sqlstateIn(w, tx, call, "k", pos.Epoch, pos.Token, "committed"); got != "FL007" {
+					t.Errorf("%s: %s, want FL007", call, got)
+				}
 			}
 		})
 		t.Run(name+", result", func(t *testing.T) {
@@ -258,14 +260,11 @@ func passOfAnother(w *world) {
 		{nil, other.Epoch, other.Token, "s"},            // of null
 		{"L", other.Epoch, other.Token, "s"},            // spelt otherwise
 	} {
-		_, err := tx.Exec(ctx, "savepoint claim")
-		w.ok(err)
-		_, err = tx.Exec(ctx, appendOne, claim...)
-		if got := sqlstate(err); got != "FL007" {
-			w.Errorf("append for %v: %s, want FL007", claim, got)
+		for _, call := range []string{appendOne, appendSingle} {
+			if got := sqlstateIn(w, tx, call, claim...); got != "FL007" {
+				w.Errorf("%s for %v: %s, want FL007", call, claim, got)
+			}
 		}
-		_, err = tx.Exec(ctx, "rollback to savepoint claim")
-		w.ok(err)
 	}
 	_, err = tx.Exec(ctx, appendOne, "l", other.Epoch, other.Token, "s")
 	w.ok(err)
@@ -289,10 +288,21 @@ func xidComesRoundAgain(w *world) {
 	var xid string
 	w.ok(tx.QueryRow(ctx, "select pg_current_xact_id()::text").Scan(&xid))
 	w.exec("update fenceline.receipt set xid = $1::text::xid8", xid)
-	_, err = tx.Exec(ctx, appendOne, "k", pos.Epoch, pos.Token, "committed")
-	if got := sqlstate(err); got != "FL007" {
-		w.Errorf("append: %s, want FL007", got)
+	for _, call := range []string{appendOne, appendSingle} {
+		if got := sqlstateIn(w, tx, call, "k", pos.Epoch, pos.Token, "committed"); got != "FL007" {
+			w.Errorf("%s: %s, want FL007", call, got)
+		}
 	}
+}
+
+// sqlstateIn runs a statement and takes back what it has done.
+func sqlstateIn(w *world, tx pgx.Tx, sql string, args ...any) string {
+	w.Helper()
+	inner, err := tx.Begin(ctx)
+	w.ok(err)
+	_, err = inner.Exec(ctx, sql, args...)
+	w.ok(inner.Rollback(ctx))
+	return sqlstate(err)
 }
 
 func TestAPassGoesWithTheSavepointInWhichItWasGiven(t *testing.T) {

@@ -139,4 +139,4 @@ func TestAPartitionThatIsAttachedLaterIsProtectedWithTheRest(t *testing.T) {
 	}
 }
 
-func second(_ bool, err error) error { return err }
+func second[T any](_ T, err error) error { return err }

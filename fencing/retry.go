@@ -35,6 +35,9 @@ import (
 // failed in one of its statements. The error then matches ErrUnknownOutcome
 // too, and the question can be asked again, from any process.
 func Retry(ctx context.Context, commit func(ctx context.Context) (Receipt, error)) (Receipt, error) {
+	if err := isFunc(commit != nil); err != nil {
+		return Receipt{}, err
+	}
 	pauses := backoff.NewExponentialBackOff(
 		backoff.WithInitialInterval(50*time.Millisecond), backoff.WithMaxInterval(5*time.Second), backoff.WithMaxElapsedTime(0))
 	var unknown error // the first one
@@ -63,8 +66,7 @@ func Retry(ctx context.Context, commit func(ctx context.Context) (Receipt, error
 // answers says that an error answers for all attempts: the gate has compared,
 // or refuses whoever comes.
 func answers(err error) bool {
-	var refusal *RefusedError
-	return errors.As(err, &refusal) || errors.Is(err, ErrHistory) || errors.Is(err, ErrInvalid) || errors.Is(err, ErrIsolation)
+	return gateRefusal(err) != nil || errors.Is(err, ErrHistory) || errors.Is(err, ErrInvalid) || errors.Is(err, ErrIsolation)
 }
 
 // asksAgain says that an attempt did not get as far as the gate's answer, so

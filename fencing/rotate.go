@@ -23,12 +23,16 @@ import (
 //   - A commit by the old position is stale from then on.
 //
 // Errors: those of the database; [*BlockedError] if a commit by plain position
-// is in progress; ErrLeaseLost, ErrReleased or a [*RefusedError] matching
-// ErrStale or ErrClosed when the lease is over. When ctx ends the rotation goes
-// on by itself.
+// is in progress, or one of the handle's own for longer than the gate's timeout;
+// ErrMisuse if it is called in the callback of one; ErrLeaseLost, ErrReleased or
+// a [*RefusedError] matching ErrStale or ErrClosed when the lease is over. When
+// ctx ends the rotation goes on by itself.
 func (l *Lease) Rotate(ctx context.Context) (Position, error) {
 	if l.f.cfg.System {
 		return Position{}, &wrappedError{"fencing: the toolkit's own leases have no receipts, so their tokens are not rotated", ErrMisuse, nil}
+	}
+	if err := l.f.notInside(ctx, "rotate the token of", l.key()); err != nil {
+		return Position{}, err
 	}
 	for {
 		l.mu.Lock()
@@ -63,10 +67,20 @@ func (l *Lease) tokenIsDue(now time.Time) bool {
 // rotate is a goroutine of its own, so that it comes to an end whatever becomes
 // of who has asked for it: in between, nobody knows under which token to commit.
 func (l *Lease) rotate(d *drain) {
+	timeout := time.NewTimer(l.cfg.GateTimeout) // as in drain
+	defer timeout.Stop()
 	select {
 	case <-d.idle:
 	case <-l.ctx.Done():
 		l.resume(d, fmt.Errorf("fencing: rotate the token of %q: %w", l.key(), context.Cause(l.ctx)))
+		return
+	case <-timeout.C:
+		err := l.notDrained()
+		l.mu.Lock()
+		l.flight.again = time.Now().Add(l.cfg.TTL)
+		l.mu.Unlock()
+		l.f.cfg.Logger.Warn("rotation of a token failed, going on under the old one", "key", l.key(), "error", err)
+		l.resume(d, err)
 		return
 	}
 	l.mu.Lock()

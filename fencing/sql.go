@@ -11,7 +11,7 @@ import (
 type statements struct {
 	begin, commit string
 
-	acquire, renew, release, enter, enterMany, setResult, append, stillPassed, advance, handOver, rotate, follow string
+	acquire, renew, release, enter, enterOne, enterMany, setResult, append, stillPassed, advance, handOver, rotate, follow string
 }
 
 func newStatements(name string, system bool) statements {
@@ -24,6 +24,7 @@ func newStatements(name string, system bool) statements {
 		renew:     x("select key, epoch, token, ok from @schema@.renew($1, $2, $3, $4)"),
 		release:   x("select @schema@.release($1, $2, $3)"),
 		enter:     x("select @schema@.enter($1, $2, $3, $4, $5, $6, $7)"),
+		enterOne:  x("select @schema@.enter($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)"),
 		enterMany: x("select @schema@.enter_many($1, $2, $3, $4, $5, $6, $7)"),
 		setResult: x("select @schema@.set_result($1, $2, $3, $4, $5)"),
 		append:    x(gate.AppendSQL),

@@ -10,8 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/fenceline/fenceline/fencing"
 	"github.com/fenceline/fenceline/internal/config"
 	"github.com/fenceline/fenceline/internal/schema"
@@ -212,11 +210,8 @@ func leaseShow(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	}
 	return o.with(ctx, s.Name, schema.KindMonitor, func(op *fencing.Operator) error {
 		info, err := op.Show(ctx, key, turns)
-		if errors.Is(err, pgx.ErrNoRows) {
-			return fmt.Errorf("key %q has no fence: it was never acquired or opened, or it was closed and swept", key)
-		}
 		if err != nil {
-			return err
+			return unknown(key, err)
 		}
 		r := keyReport{Key: key, Epoch: info.Fence.Epoch, Token: info.Fence.Token, Closed: maybe(info.ClosedAt), Owner: info.Owner, Turns: []turnLine{}}
 		if info.Lease != nil {
@@ -230,6 +225,15 @@ func leaseShow(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	})
 }
 
+// unknown says of a key that there is nothing of it, in place of the library's
+// error.
+func unknown(key string, err error) error {
+	if !errors.Is(err, fencing.ErrUnknownKey) {
+		return err
+	}
+	return fmt.Errorf("key %q has no fence: it was never acquired or opened, or it was closed and swept; relay lease list -prefix P shows which keys there are", key)
+}
+
 // keyReport is what "relay lease show" prints.
 type keyReport struct {
 	Key    string     `json:"key"`
@@ -237,7 +241,7 @@ type keyReport struct {
 	Token  int64      `json:"token"`
 	Closed *time.Time `json:"closed"`
 	Owner  string     `json:"owner"`
-	Lease  *leaseLine `json:"lease"` // null: the key's lease lives elsewhere
+	Lease  *leaseLine `json:"lease"` // null: nobody has acquired the key (token 0), or its lease lives elsewhere
 	Turns  []turnLine `json:"turns"`
 }
 
@@ -261,9 +265,14 @@ func (r keyReport) text() string {
 		fmt.Fprintf(&b, ", belongs to login %q", r.Owner)
 	}
 	b.WriteString("\nlease  ")
-	if r.Lease == nil {
+	switch {
+	case r.Token == 0 && r.Closed == nil && r.Lease != nil:
+		b.WriteString("nobody has acquired the key since it was opened; before: " + r.Lease.text())
+	case r.Token == 0:
+		b.WriteString("none: nobody has acquired the key yet\n")
+	case r.Lease == nil:
 		b.WriteString("none of ours: its holder advances the fence itself\n")
-	} else {
+	default:
 		b.WriteString(r.Lease.text())
 	}
 	for _, t := range r.Turns {
@@ -303,7 +312,7 @@ func leaseExpire(ctx context.Context, args []string, stdout, _ io.Writer) error 
 	return o.with(ctx, s.Name, schema.KindOperator, func(op *fencing.Operator) error {
 		holder, pos, ended, err := op.Expire(ctx, key, o.who)
 		if err != nil {
-			return err
+			return unknown(key, err)
 		}
 		return o.print(stdout, expired{key, ended, holder, pos.Epoch, pos.Token})
 	})
@@ -319,7 +328,10 @@ type expired struct {
 }
 
 func (e expired) text() string {
-	if !e.Ended {
+	switch {
+	case !e.Ended && e.Holder == "":
+		return fmt.Sprintf("nothing to end: %q has no lease of ours\n", e.Key)
+	case !e.Ended:
 		return fmt.Sprintf("nothing to end: nobody holds %q\n", e.Key)
 	}
 	return fmt.Sprintf("ended the lease of %q, which was %q's under (%d, %d)\n", e.Key, e.Holder, e.Epoch, e.Token)

@@ -47,6 +47,17 @@ func TestLeasesAreListedShownEndedAndAssigned(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	want(t, cmdtest.Run(t, reader, "relay", "lease", "show", "nothing"), 1, `key "nothing" has no fence`)
+	want(t, cmdtest.Run(t, env, "relay", "lease", "expire", "nothing"), 1, `key "nothing" has no fence`)
+
+	cmdtest.Exec(t, dsn, "select fenceline.open('new')", "begin; select fenceline.advance('elsewhere', 7); commit",
+		"select fenceline.close(key, epoch, token) from fenceline.acquire('again', 'worker-a', '1 hour', gen_random_uuid(), '1 s') a, (values ('again')) k(key)", "select fenceline.open('again')")
+	want(t, cmdtest.Run(t, reader, "relay", "lease", "show", "new"), 0, "lease  none: nobody has acquired the key yet")
+	want(t, cmdtest.Run(t, env, "relay", "lease", "expire", "new"), 0, `nothing to end: "new" has no lease of ours`)
+	want(t, cmdtest.Run(t, reader, "relay", "lease", "show", "elsewhere"), 0, "none of ours: its holder advances the fence itself")
+	want(t, cmdtest.Run(t, reader, "relay", "lease", "show", "again"), 0, "nobody has acquired the key since it was opened; before:", `was "worker-a"'s`)
+	if r := relayJSON[keyReport](t, reader, "lease", "show", "-json", "new"); r.Token != 0 || r.Epoch == 0 || r.Lease != nil {
+		t.Errorf("%+v", r)
+	}
 }
 
 func TestTheLeaseCommandsRefuseWithTheRemedy(t *testing.T) {

@@ -1,0 +1,46 @@
+package fencing
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync/atomic"
+)
+
+// A callback holds the lock on its key's fence. What waits for that lock, or for
+// the lease's commits to end, would wait for itself if it was called in the
+// callback: until the gate's timeout ends the session, or for ever where it is
+// the callback that waits. So the context of a callback says which commit it is
+// of, and the calls that would wait refuse it at once. That is no matter of
+// goroutines: whoever works for the callback has its context. Who calls with
+// another context can't be told from somebody else; that wait is bounded, by the
+// gate's timeout (see drain).
+
+// inside is a commit whose callback runs.
+type inside struct {
+	f     *Fences
+	gates []Gate
+	outer *inside     // whose callback this one was called in; nil for none
+	over  atomic.Bool // the callback has returned: nothing waits for itself any more
+}
+
+type insideKey struct{}
+
+// enclose marks the context of a callback, until the function that it returns is
+// called.
+func (s *session) enclose(ctx context.Context) (context.Context, func()) {
+	in := &inside{f: s.f, gates: s.gates}
+	in.outer, _ = ctx.Value(insideKey{}).(*inside)
+	return context.WithValue(ctx, insideKey{}, in), func() { in.over.Store(true) }
+}
+
+// notInside refuses what would wait for the commit in whose callback it is called.
+func (f *Fences) notInside(ctx context.Context, what, key string) error {
+	for in, _ := ctx.Value(insideKey{}).(*inside); in != nil; in = in.outer {
+		ofKey := func(g Gate) bool { return g.Position.Key == key }
+		if in.f == f && !in.over.Load() && slices.ContainsFunc(in.gates, ofKey) {
+			return &wrappedError{fmt.Sprintf("fencing: %s %q: called in the callback of a commit of that key, for whose end it would wait: call it after Commit has returned", what, key), ErrMisuse, nil}
+		}
+	}
+	return nil
+}
