@@ -8,8 +8,11 @@ import (
 	"time"
 
 	"github.com/fenceline/fenceline/cmd/demo-consumer/readmodel"
+	"github.com/fenceline/fenceline/consumer/kafkasource"
 	"github.com/fenceline/fenceline/internal/schema"
+	"github.com/fenceline/fenceline/internal/topiclog"
 	"github.com/fenceline/fenceline/outbox"
+	"github.com/fenceline/fenceline/verify"
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
 )
@@ -209,7 +212,7 @@ func (t *story) check(ctx context.Context) (*facts, error) {
 		return nil, err
 	}
 	f := &facts{stale: t.stale, duplicates: t.counted()["duplicate"]}
-	for _, c := range []func(context.Context, *facts) error{t.checkModel, t.checkOutbox, t.checkTopic, t.checkGuards} {
+	for _, c := range []func(context.Context, *facts) error{t.checkModel, t.checkOutbox, t.checkTopic, t.checkGuards, t.verify} {
 		if err := c(ctx, f); err != nil {
 			return nil, err
 		}
@@ -335,5 +338,25 @@ func (t *story) checkGuards(ctx context.Context, f *facts) error {
 			f.wrong("%s has %d records", table, n)
 		}
 	}
+	return nil
+}
+
+// verify is what "relay verify" does: everything is compared with everything.
+func (t *story) verify(ctx context.Context, f *facts) error {
+	log, err := kafkasource.OpenLog(kafkasource.LogConfig{Brokers: t.brokers})
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	report, err := verify.Run(ctx, verify.Config{
+		Producer: t.pool, Schema: t.schema, Log: topiclog.New(log),
+		Consumers: []verify.Consumer{{Name: t.group, Pool: t.pool, Schema: t.schema}},
+		Found:     func(d verify.Finding) { f.wrong("verify: %s", d) },
+	})
+	if err != nil {
+		return err
+	}
+	t.out.scene("Outbox, receipts, fences, topic and guards are compared (relay verify)")
+	t.out.say("%d streams, %d events, %d records (%d of them copies), %d guards: %d disagreements", report.Streams, report.Events, report.Records, report.Copies, report.Guards, report.Total())
 	return nil
 }

@@ -23,6 +23,7 @@ func commands() []config.Command {
 		{Name: "unprotect", Summary: "take the protection off a table", Run: unprotect},
 		{Name: "protected", Summary: "list the protected tables and what is open of them", Run: protected},
 		{Name: "sweep", Summary: "remove receipts, tombstones and turns that nobody can ask for any more", Run: sweep},
+		{Name: "verify", Summary: "compare outbox, receipts, topics and guards, and list every disagreement", Run: verifyAll},
 		{Name: "lease list", Summary: "list who holds which key", Run: leaseList},
 		{Name: "lease show", Summary: "show who holds a key and who did", Run: leaseShow},
 		{Name: "lease expire", Summary: "end a lease now", Run: leaseExpire},

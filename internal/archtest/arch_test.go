@@ -206,3 +206,10 @@ func TestAForbiddenWordIsSeen(t *testing.T) {
 		}
 	}
 }
+
+func TestAFurtherWorktreeOfTheRepositoryIsNoComplaint(t *testing.T) {
+	complaints, err := CheckWords(fstest.MapFS{".git": {Data: []byte("gitdir: " + "/work" + "/main/.git/worktrees/x\n")}}, Words)
+	if err != nil || len(complaints) != 0 {
+		t.Errorf("%v, %v", complaints, err)
+	}
+}

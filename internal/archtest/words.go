@@ -36,7 +36,8 @@ func CheckWords(fsys fs.FS, words map[string]*regexp.Regexp) ([]string, error) {
 			}
 			return nil
 		}
-		if !entry.Type().IsRegular() || path.Base(name) == "go.sum" {
+		// In a further worktree of a repository .git is a file that points to it.
+		if !entry.Type().IsRegular() || path.Base(name) == "go.sum" || name == ".git" {
 			return nil
 		}
 		content, err := fs.ReadFile(fsys, name)

@@ -1,0 +1,155 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/fenceline/fenceline/consumer/kafkasource"
+	"github.com/fenceline/fenceline/internal/config"
+	"github.com/fenceline/fenceline/internal/schema"
+	"github.com/fenceline/fenceline/internal/topiclog"
+	"github.com/fenceline/fenceline/verify"
+)
+
+func verifyAll(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	var (
+		postgres  config.Postgres
+		kafka     config.Kafka
+		log       config.Log
+		topics    []string
+		consumers []string
+		dsns      config.Postgres
+		dir       string
+		limit     int
+		asJSON    bool
+	)
+	s := config.New("relay verify", "Compares what outbox, receipts, fences, topics and the guards of consumers say, and prints every disagreement: events lost, missing, out of order or changed, "+
+		"positions without a receipt, and what stands on positions that the outbox doesn't know. It only reads, and only judges what each part still has. A login needs the roles <schema>_relay and <schema>_monitor.")
+	postgres.Register(s)
+	kafka.Register(s)
+	s.List(&topics, "topics", "TOPICS", "", "topics to read besides those of the outbox, such as one that events were republished to")
+	s.List(&consumers, "consumers", "VERIFY_CONSUMERS", "", "names of the consumers whose guards are compared, separated by commas")
+	s.String(&dsns.DSN, "consumer-postgres", "CONSUMER_POSTGRES_DSN", "", "connection string of the database that their guards are in; the outbox's if empty. For consumers in several databases, run it once for each", config.Secret(), config.Check(config.CheckDSN))
+	s.String(&dsns.Schema, "consumer-schema", "CONSUMER_SCHEMA", schema.Default, "schema of their guards", config.Check(schema.Validate))
+	s.String(&dir, "dir", "VERIFY_DIR", "", "directory for temporary files, about 150 bytes for each event, record and guard; the system's if empty")
+	s.Int(&limit, "limit", "VERIFY_LIMIT", 1000, 1, 1<<30, "how many findings are printed; all are counted")
+	s.Bool(&asJSON, "json", "", "print one JSON object for each finding, and one for the summary at the end")
+	log.Register(s)
+	if err := config.Parse(s, args, stdout); err != nil {
+		return err
+	}
+	pool, err := postgres.Open(ctx, "relay verify")
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	theirs := pool
+	if dsns.DSN != "" {
+		if theirs, err = dsns.Open(ctx, "relay verify"); err != nil {
+			return err
+		}
+		defer theirs.Close()
+	}
+	if err := kafka.Reach(ctx); err != nil {
+		return err
+	}
+	reader, err := kafkasource.OpenLog(kafkasource.LogConfig{Brokers: kafka.Brokers})
+	if err != nil {
+		return &config.UsageError{Err: err}
+	}
+	defer reader.Close()
+	logger := log.Logger(stderr)
+	out := &findings{w: stdout, json: asJSON, limit: limit}
+	told := time.Now()
+	cfg := verify.Config{
+		Producer: pool, Schema: postgres.Schema, Log: topiclog.New(reader), Topics: topics, Consumers: named(consumers, theirs, dsns.Schema), Dir: dir, Logger: logger,
+		Found: out.add,
+		Progress: func(stage string, done, total int64) {
+			if time.Since(told) > 5*time.Second {
+				told = time.Now()
+				logger.Info("comparing", "stage", stage, "done", done, "total", total)
+			}
+		},
+	}
+	report, err := verify.Run(ctx, cfg)
+	if err != nil {
+		return config.NeedsRole(err, postgres.Schema, schema.KindRelay)
+	}
+	if err := errors.Join(out.err, out.summary(report)); err != nil {
+		return err
+	}
+	if report.Total() > 0 {
+		return config.ErrReported
+	}
+	return nil
+}
+
+func named(names []string, pool *pgxpool.Pool, schemaName string) []verify.Consumer {
+	var all []verify.Consumer
+	for _, n := range names {
+		all = append(all, verify.Consumer{Name: n, Pool: pool, Schema: schemaName})
+	}
+	return all
+}
+
+// findings prints them as they come.
+type findings struct {
+	w     io.Writer
+	json  bool
+	limit int
+	n     int
+	err   error
+}
+
+func (o *findings) add(f verify.Finding) {
+	if o.n++; o.n > o.limit || o.err != nil {
+		return
+	}
+	if o.json {
+		o.err = o.encode(struct {
+			verify.Finding
+			Remedy string `json:"remedy"`
+		}{f, f.Kind.Remedy()})
+		return
+	}
+	_, o.err = fmt.Fprintln(o.w, f)
+}
+
+func (o *findings) encode(v any) error {
+	e := json.NewEncoder(o.w)
+	e.SetEscapeHTML(false)
+	return e.Encode(v)
+}
+
+func (o *findings) summary(r *verify.Report) error {
+	if o.json {
+		return o.encode(struct {
+			Summary *verify.Report `json:"summary"`
+		}{r})
+	}
+	var b strings.Builder
+	if o.n > o.limit {
+		fmt.Fprintf(&b, "… and %d more (-limit)\n", o.n-o.limit)
+	}
+	fmt.Fprintf(&b, "%-10s%s, %s, %s in Kafka (%d of them copies), %s\n", "compared", some(r.Streams, "stream"), some(r.Events, "event"), some(r.Records, "record"), r.Copies, some(r.Guards, "guard"))
+	if r.Waiting+r.Held+r.Uncovered > 0 {
+		fmt.Fprintf(&b, "%-10s%s not published yet, %d of held streams, %s of which one side is past its retention\n", "not", some(r.Waiting, "event"), r.Held, some(r.Uncovered, "position"))
+	}
+	for _, k := range verify.Kinds() {
+		if n := r.Found[k]; n > 0 {
+			fmt.Fprintf(&b, "%-10s%d %s: %s\n", "found", n, k, k.Remedy())
+		}
+	}
+	if r.Total() == 0 {
+		fmt.Fprintf(&b, "%-10s%s\n", "found", "no disagreement")
+	}
+	_, err := io.WriteString(o.w, b.String())
+	return err
+}

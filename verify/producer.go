@@ -1,0 +1,214 @@
+package verify
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/fenceline/fenceline/internal/schema"
+	"github.com/fenceline/fenceline/outbox"
+)
+
+func (r *run) sql(text string) string { return schema.Expand(text, r.cfg.Schema) }
+
+// cursors is what the relay has promised, as JSON arrays for readProducer.
+type cursors struct {
+	flows, held string
+	estimate    int64 // rows of the outbox, about
+}
+
+// cursorsSQL is one statement, so that a hold or a fork is seen with the cursor
+// that went on without it. A flow without a topic is of all topics; what is in
+// a fork's topic must be behind both, which errs towards "not yet published".
+const cursorsSQL = `
+select coalesce((select jsonb_agg(c) from (
+         select null::text as topic, s1::text, s2::text, last_pos from (select * from @schema@.relay_checkpoint order by n desc limit 1) m
+         union all
+         select topic, s1::text, s2::text, last_pos from @schema@.relay_fork) c), '[]')::text,
+       coalesce((select jsonb_agg(h) from (select topic, key, pos from @schema@.relay_held) h), '[]')::text,
+       coalesce((select sum(greatest(c.reltuples, 0))::bigint from pg_inherits i join pg_class c on c.oid = i.inhrelid where i.inhparent = '@schema_name@.outbox'::regclass), 0)`
+
+func (r *run) readCursors(ctx context.Context) (*cursors, error) {
+	if err := schema.Check(ctx, r.cfg.Producer, r.cfg.Schema, schema.Producer); err != nil {
+		return nil, fmt.Errorf("verify: %w", err)
+	}
+	var at cursors
+	if err := r.cfg.Producer.QueryRow(ctx, r.sql(cursorsSQL)).Scan(&at.flows, &at.held, &at.estimate); err != nil {
+		return nil, fmt.Errorf("verify: read the relay's cursors: %w", err)
+	}
+	return &at, nil
+}
+
+// streams are the topics that events were ever appended to, as far as remembered.
+func (r *run) streams(ctx context.Context) ([]string, error) {
+	// Skips from one topic to the next by index: a key's count doesn't matter.
+	rows, err := r.cfg.Producer.Query(ctx, r.sql(`
+with recursive t as (
+  (select topic from @schema@.head order by topic limit 1)
+  union all
+  select (select h.topic from @schema@.head h where h.topic > t.topic order by h.topic limit 1) from t where t.topic is not null)
+select topic from t where topic is not null`))
+	if err == nil {
+		var topics []string
+		if topics, err = pgx.CollectRows(rows, pgx.RowTo[string]); err == nil {
+			return topics, nil
+		}
+	}
+	return nil, fmt.Errorf("verify: list the topics of the outbox: %w", err)
+}
+
+// rowsSQL reads the outbox by primary key, with what its receipt, its fence and
+// the relay say of each row.
+const rowsSQL = `
+select o.pos, o.id, o.aggregatetype, o.type, o.payload, o.topic, o.key, o.epoch, o.token, o.seq, o.kind, o.subject, o.source, o.contenttype, o.headers::text,
+       o.history, o.prev_epoch, o.prev_seq, o.created_at,
+       o.kind <> 'data' or exists (select 1 from @schema@.receipt r where r.key = o.key and r.epoch = o.epoch and r.token = o.token)
+         or coalesce((o.epoch, o.token) <= (f.floor_epoch, f.floor_token), true) as receipt,
+       coalesce((o.epoch, o.token) > (f.epoch, f.max_issued_token), false) as ahead, f.epoch, f.max_issued_token,
+       exists (select 1 from jsonb_to_recordset($3::text::jsonb) h (topic text, key text, pos bigint) where h.topic = o.topic and h.key = o.key and o.pos >= h.pos) as held,
+       coalesce((select bool_and(pg_visible_in_snapshot(o.xid, c.s1::pg_snapshot) or c.s2 is not null and pg_visible_in_snapshot(o.xid, c.s2::pg_snapshot) and o.pos <= c.last_pos)
+         from jsonb_to_recordset($4::text::jsonb) c (topic text, s1 text, s2 text, last_pos bigint) where c.topic is null or c.topic = o.topic), false) as behind
+  from (select * from @schema@.outbox where pos > $1 order by pos limit $2) o
+  left join @schema@.fence f on f.key = o.key
+ order by o.pos`
+
+// pageRows is small enough for payloads of the largest size.
+const pageRows = 500
+
+func (r *run) readProducer(ctx context.Context, at *cursors) error {
+	tx, err := r.cfg.Producer.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly})
+	if err != nil {
+		return fmt.Errorf("verify: read the outbox: %w", err)
+	}
+	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }()
+	if err := r.readHistory(ctx, tx); err != nil {
+		return err
+	}
+	for after := int64(-1); ; {
+		rows, err := tx.Query(ctx, r.sql(rowsSQL), after, pageRows, at.held, at.flows)
+		if err != nil {
+			return fmt.Errorf("verify: read the outbox: %w", err)
+		}
+		n := 0
+		for rows.Next() {
+			pos, err := r.row(rows)
+			if err != nil {
+				rows.Close()
+				return err
+			}
+			after = pos
+			n++
+		}
+		if err := rows.Err(); err != nil {
+			return fmt.Errorf("verify: read the outbox: %w", err)
+		}
+		r.report.Events += int64(n)
+		r.cfg.Progress("outbox", r.report.Events, at.estimate)
+		if n < pageRows {
+			break
+		}
+	}
+	return r.readHeads(ctx, tx)
+}
+
+// readHistory finds out what the outbox still has, and since when the history
+// runs.
+func (r *run) readHistory(ctx context.Context, tx pgx.Tx) error {
+	// A database that has lost nothing yet begins at pos 1. If it doesn't, its
+	// oldest rows were dropped (or their transactions rolled back): what was
+	// appended after the oldest one is still there. A minute is for rows that
+	// were created before those in front of them.
+	const oldest = `select pos, created_at from @schema@.outbox order by pos limit 1`
+	var pos int64
+	var created time.Time
+	switch err := tx.QueryRow(ctx, r.sql(oldest)).Scan(&pos, &created); {
+	case errors.Is(err, pgx.ErrNoRows):
+		r.since = 1<<63 - 1
+	case err != nil:
+		return fmt.Errorf("verify: read the outbox: %w", err)
+	case pos > 1:
+		r.since = created.Add(time.Minute).UnixMicro()
+	}
+	const history = `select h.since from @schema@.history h where exists (select 1 from @schema@.history_change c where c.why in ('bump', 'bump by itself'))`
+	if err := tx.QueryRow(ctx, r.sql(history)).Scan(&r.born); err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		return fmt.Errorf("verify: read the history: %w", err)
+	}
+	return nil
+}
+
+func (r *run) row(rows pgx.Rows) (pos int64, err error) {
+	var (
+		ev                            outbox.Record
+		id                            [16]byte
+		kind                          string
+		subject, contenttype, headers *string
+		history, prevEpoch, prevSeq   *int64
+		receipt, ahead, held, behind  bool
+		fenceEpoch, fenceToken        *int64
+	)
+	if err := rows.Scan(&ev.Pos, &id, &ev.AggregateType, &ev.Type, &ev.Payload, &ev.Topic, &ev.Key, &ev.Epoch, &ev.Token, &ev.Seq, &kind, &subject, &ev.Source, &contenttype, &headers,
+		&history, &prevEpoch, &prevSeq, &ev.CreatedAt, &receipt, &ahead, &fenceEpoch, &fenceToken, &held, &behind); err != nil {
+		return 0, fmt.Errorf("verify: read the outbox: %w", err)
+	}
+	ev.ID, ev.Kind, ev.Stream = id, outbox.Kind(kind), ev.Topic
+	if subject != nil {
+		ev.Subject = *subject
+	}
+	if contenttype != nil {
+		ev.ContentType = *contenttype
+	}
+	if history != nil {
+		ev.History = *history
+	}
+	if prevEpoch != nil && prevSeq != nil {
+		ev.Prev = &outbox.Prev{Epoch: *prevEpoch, Seq: *prevSeq}
+	}
+	about := Finding{Stream: ev.Stream, Key: ev.Key, Epoch: ev.Epoch, Token: ev.Token, Seq: ev.Seq, Where: fmt.Sprintf("pos %d", ev.Pos)}
+	say := func(k Kind, format string, args ...any) {
+		f := about
+		f.Kind, f.Detail = k, fmt.Sprintf(format, args...)
+		r.found(f)
+	}
+	if headers != nil {
+		if ev.Headers, err = outbox.DecodeHeaders([]byte(*headers)); err != nil {
+			say(Gap, "its headers are not a list of names and values: %v", err)
+		}
+	}
+	if !receipt {
+		say(NoReceipt, "no receipt of (epoch %d, token %d), which is above the key's floor", ev.Epoch, ev.Token)
+	}
+	if ahead {
+		say(Ahead, "the key's fence stands at (epoch %d, token %d)", *fenceEpoch, *fenceToken)
+	}
+	v := seen{source: inOutbox, stream: ev.Stream, key: ev.Key, offset: ev.Pos}
+	v.event(&ev)
+	switch {
+	case held:
+		r.report.Held++
+	case behind:
+		v.flags |= flagBehind
+	default:
+		r.report.Waiting++
+	}
+	v.digest = fingerprint(ev.CreatedAt.UnixMilli(), []byte(ev.Key), outbox.WireValue(&ev), outbox.AppendWireHeaders(nil, &ev))
+	return ev.Pos, r.spool.add(&v)
+}
+
+func (r *run) readHeads(ctx context.Context, tx pgx.Tx) error {
+	rows, err := tx.Query(ctx, r.sql(`select topic, key, epoch, seq from @schema@.head`))
+	if err != nil {
+		return fmt.Errorf("verify: read the streams' last positions: %w", err)
+	}
+	v := seen{source: inHead}
+	_, err = pgx.ForEachRow(rows, []any{&v.stream, &v.key, &v.epoch, &v.seq}, func() error {
+		r.report.Streams++ // once more if dead rows were left; see judge
+		return r.spool.add(&v)
+	})
+	if err != nil {
+		return fmt.Errorf("verify: read the streams' last positions: %w", err)
+	}
+	return nil
+}

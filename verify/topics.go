@@ -1,0 +1,124 @@
+package verify
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/fenceline/fenceline/outbox"
+)
+
+// findTopics gives the topics to read and about how many records they hold.
+func (r *run) findTopics(ctx context.Context) (topics []string, records int64, err error) {
+	if topics, err = r.streams(ctx); err != nil {
+		return nil, 0, err
+	}
+	topics = append(topics, r.cfg.Topics...)
+	for i := range r.cfg.Consumers {
+		more, err := r.consumerTopics(ctx, &r.cfg.Consumers[i])
+		if err != nil {
+			return nil, 0, err
+		}
+		topics = append(topics, more...)
+	}
+	slices.Sort(topics)
+	topics = slices.Compact(topics)
+	for _, t := range topics {
+		spans, err := r.cfg.Log.Spans(ctx, t)
+		switch {
+		case errors.Is(err, ErrNoTopic):
+			r.found(Finding{Kind: NoTopic, Stream: t, Detail: "events belong to it, and Kafka doesn't have it; nothing is said of them"})
+			continue
+		case err != nil:
+			return nil, 0, fmt.Errorf("verify: topic %s: %w", t, err)
+		}
+		r.spans[t] = spans
+		for _, s := range spans {
+			records += s.End - s.Start
+		}
+	}
+	return topics, records, nil
+}
+
+func (r *run) readTopics(ctx context.Context, topics []string, records int64) error {
+	var done int64
+	for _, topic := range topics {
+		for partition, s := range r.spans[topic] {
+			err := r.cfg.Log.Read(ctx, topic, partition, s.Start, s.End, func(rec LogRecord) error {
+				if done++; done%10_000 == 0 {
+					r.cfg.Progress("topics", done, records)
+				}
+				return r.record(topic, partition, rec)
+			})
+			if err != nil {
+				return fmt.Errorf("verify: topic %s/%d: %w", topic, partition, err)
+			}
+		}
+	}
+	r.report.Records = done
+	r.cfg.Progress("topics", done, done)
+	return nil
+}
+
+func (r *run) record(topic string, partition int, rec LogRecord) error {
+	where := place(topic, int32(partition), rec.Offset)
+	ev, err := outbox.ParseWire(topic, rec.Key, rec.Value, time.UnixMilli(rec.TimestampMS), rec.Headers)
+	if err != nil {
+		r.found(Finding{Kind: Unreadable, Where: where, Detail: err.Error()})
+		return nil
+	}
+	if n := len(r.spans[topic]); ev.Stream == topic && outbox.Partition(rec.Key, n) != partition {
+		r.found(Finding{Kind: Misplaced, Stream: ev.Stream, Key: ev.Key, Epoch: ev.Epoch, Token: ev.Token, Seq: ev.Seq, Where: where,
+			Detail: fmt.Sprintf("with %d partitions its key belongs to partition %d", n, outbox.Partition(rec.Key, n))})
+	}
+	v := seen{source: inTopic, stream: ev.Stream, key: ev.Key, topic: topic, partition: int32(partition), offset: rec.Offset}
+	v.event(&ev)
+	v.digest = fingerprint(rec.TimestampMS, rec.Key, rec.Value, rec.Headers)
+	return r.spool.add(&v)
+}
+
+func place(topic string, partition int32, offset int64) string {
+	return fmt.Sprintf("%s/%d@%d", topic, partition, offset)
+}
+
+// event takes over what an event says of itself.
+func (v *seen) event(ev *outbox.Record) {
+	v.kind, v.epoch, v.token, v.seq, v.from = ev.Kind, ev.Epoch, ev.Token, ev.Seq, ev.First()
+	v.created = ev.CreatedAt.UnixMicro()
+	if ev.History != 0 {
+		v.flags |= flagFirst
+	}
+	if ev.Prev != nil {
+		v.prevEpoch, v.prevSeq = ev.Prev.Epoch, ev.Prev.Seq
+	}
+}
+
+// fingerprint is the same for two records that are the same in every byte.
+func fingerprint(timestampMS int64, key, value []byte, headers []outbox.WireHeader) [16]byte {
+	h := sha256.New()
+	var n [8]byte
+	number := func(v int64) {
+		binary.BigEndian.PutUint64(n[:], uint64(v))
+		h.Write(n[:])
+	}
+	bytes := func(b []byte) {
+		if b == nil {
+			number(-1) // a tombstone is not an empty value
+			return
+		}
+		number(int64(len(b)))
+		h.Write(b)
+	}
+	number(timestampMS)
+	bytes(key)
+	bytes(value)
+	for _, w := range headers {
+		bytes([]byte(w.Key))
+		bytes(append([]byte{}, w.Value...))
+	}
+	return [16]byte(h.Sum(nil))
+}

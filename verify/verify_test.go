@@ -1,0 +1,252 @@
+package verify_test
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/fenceline/fenceline/outbox"
+	"github.com/fenceline/fenceline/verify"
+)
+
+// story is a world in which all parts agree: takeovers, lives, copies.
+func story(t testing.TB) *world {
+	w := newWorld(t)
+	w.append("a", "1", "2", "3")
+	w.append("b", "1")
+	w.takeOver("a")
+	w.append("a", "4", "5")
+	w.append("c", "1", "2")
+	if _, err := w.leases["c"].Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	delete(w.leases, "c")
+	if _, err := w.fences.Open(t.Context(), "c"); err != nil {
+		t.Fatal(err)
+	}
+	w.append("c", "3")
+	w.publish()
+	p, i := w.log.find(t, "a", 3)
+	again := w.log.topics[topic][p][i]
+	again.Offset = w.log.topics[topic][p][len(w.log.topics[topic][p])-1].Offset + 1
+	w.log.topics[topic][p] = append(w.log.topics[topic][p], again)
+	w.consume()
+	// The copy is no step forward.
+	w.exec(`update fenceline.guard set seq = 5, token = (select max(token) from fenceline.outbox where key = 'a') where key = 'a'`)
+	return w
+}
+
+func TestPartsThatAgreeGiveNoFinding(t *testing.T) {
+	t.Parallel()
+	w := story(t)
+	report, all := w.verify()
+	for _, f := range all {
+		t.Error(f)
+	}
+	if report.Streams != 3 || report.Events != 10 || report.Records != 11 || report.Copies != 1 || report.Guards != 3 || report.Waiting != 0 || report.Uncovered != 0 {
+		t.Errorf("%+v", report)
+	}
+	// What is committed and not yet published is no disagreement.
+	w.append("a", "6")
+	if report, all = w.verify(); len(all) != 0 || report.Waiting != 1 {
+		t.Errorf("%v, %+v", all, report)
+	}
+}
+
+// Each kind of disagreement is found, and called by its name. The comparison is
+// the same whether a bucket has everything or a row.
+func TestEachDisagreementIsFound(t *testing.T) {
+	t.Parallel()
+	edit := func(key string, seq int64, change func(w *world, log []verify.LogRecord, i int) []verify.LogRecord) func(*world) {
+		return func(w *world) {
+			p, i := w.log.find(w, key, seq)
+			w.log.topics[topic][p] = change(w, slices.Clone(w.log.topics[topic][p]), i)
+		}
+	}
+	rewrite := func(key string, seq int64, change func(*outbox.Record)) func(*world) {
+		return edit(key, seq, func(w *world, log []verify.LogRecord, i int) []verify.LogRecord {
+			r := parse(w, topic, log[i])
+			change(&r)
+			at := log[i].Offset
+			log[i] = wire(r)
+			log[i].Offset = at
+			return log
+		})
+	}
+	remove := func(w *world, log []verify.LogRecord, i int) []verify.LogRecord { return slices.Delete(log, i, i+1) }
+	sql := func(text string, args ...any) func(*world) { return func(w *world) { w.tamper(text, args...) } }
+	for _, c := range []struct {
+		name   string
+		tamper func(*world)
+		want   string // the kinds found, sorted
+		detail string
+	}{
+		{"an event behind the cursor that was never published", edit("b", 1, remove), "lost", "the relay's cursor has passed it"},
+		{"an event missing in the middle", edit("a", 2, remove), "hole lost", "the positions between are not there"},
+		{"an event missing at the beginning", edit("a", 1, remove), "hole lost", "has none of the positions"},
+		{"the last event of a life missing", edit("c", 1, func(w *world, log []verify.LogRecord, i int) []verify.LogRecord {
+			// i is the new life's first; the end record of the life before stands in front of it.
+			return slices.DeleteFunc(log, func(l verify.LogRecord) bool {
+				r := parse(w, topic, l)
+				return r.Kind == outbox.KindEnd
+			})
+		}), "hole lost", "it says that the life before ended at"},
+		{"two first copies in the wrong order", edit("a", 1, func(w *world, log []verify.LogRecord, i int) []verify.LogRecord {
+			_, j := w.log.find(w, "a", 2)
+			log[i], log[j] = log[j], log[i]
+			log[i].Offset, log[j].Offset = log[j].Offset, log[i].Offset
+			return log
+		}), "hole order", "its first copy lies behind that of"},
+		{"a token that falls", rewrite("a", 4, func(r *outbox.Record) { r.Token += 5 }), "content token", "has token"},
+		{"another payload under the same position", rewrite("a", 2, func(r *outbox.Record) { r.Payload = []byte("other") }), "content", "not the same, byte by byte, as the outbox's row"},
+		{"another header under the same position", rewrite("a", 2, func(r *outbox.Record) { r.Headers[0].Value = "other" }), "content", "not the same"},
+		{"a record in a partition of another key", func(w *world) {
+			p, i := w.log.find(w, "b", 1)
+			log := w.log.topics[topic]
+			l := log[p][i]
+			log[p] = slices.Delete(slices.Clone(log[p]), i, i+1)
+			q := (p + 1) % partitions
+			l.Offset = int64(len(log[q]))
+			log[q] = append(log[q], l)
+		}, "misplaced", "its key belongs to partition"},
+		{"a record that isn't ours", func(w *world) {
+			log := w.log.topics[topic]
+			log[0] = append(log[0], verify.LogRecord{Offset: 100, Key: []byte("k"), Value: []byte("v")})
+		}, "unreadable", "ce_specversion is missing"},
+		{"a topic that is gone", func(w *world) { delete(w.log.topics, topic) }, "no-topic", "Kafka doesn't have it"},
+		{"a row that somebody has deleted", sql(`delete from fenceline.outbox where key = 'a' and seq = 3`), "gap phantom", "the outbox has nothing between seq 2 and seq 4"},
+		{"a row that somebody has put in twice", sql(`insert into fenceline.outbox (id, aggregatetype, aggregateid, type, payload, topic, key, shard, epoch, token, seq, source)
+			select gen_random_uuid(), aggregatetype, aggregateid, type, payload, topic, key, shard, epoch, token, seq, source from fenceline.outbox where key = 'a' and seq = 3`), "content gap", "has position"},
+		{"a receipt that somebody has deleted", sql(`delete from fenceline.receipt where key = 'b'`), "no-receipt", "no receipt of"},
+		{"a fence from before the events", sql(`update fenceline.fence set max_issued_token = 1 where key = 'a'`), "ahead", "the key's fence stands at"},
+		{"a head that somebody has changed", sql(`update fenceline.head set seq = 9 where key = 'a'`), "head", "the remembered last position is"},
+		{"a record of a stream that the outbox doesn't know", func(w *world) {
+			w.tamper(`delete from fenceline.outbox where key = 'b'`)
+			w.tamper(`delete from fenceline.head where key = 'b'`)
+		}, "phantom", "has never heard of this stream"},
+		{"a database that was restored to before the last event", func(w *world) {
+			w.tamper(`delete from fenceline.outbox where key = 'a' and seq = 5`)
+			w.tamper(`update fenceline.head set seq = 4 where key = 'a'`)
+		}, "phantom", "the guard stands on a position that is not one of the outbox"},
+		{"an event below the offset that has no effect", sql(`update fenceline.guard set seq = 3 where key = 'a'`), "unapplied", "nothing of it is kept aside"},
+		{"a stream below the offset that has no guard", sql(`delete from fenceline.guard where key = 'b'`), "unapplied", "it has no guard of this stream"},
+		{"a stream that nothing followed in a new history", func(w *world) {
+			w.exec(`select fenceline.history_bump()`)
+		}, "unfollowed", "nothing was appended since a new history began"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			for _, size := range []int{0, 1} {
+				w := story(t)
+				c.tamper(w)
+				_, all := w.verify(func(cfg *verify.Config) { cfg.BucketEvents = size })
+				if got := kinds(all); got != c.want {
+					t.Errorf("found %q, not %q:", got, c.want)
+				}
+				told := false
+				for _, f := range all {
+					told = told || strings.Contains(f.Detail, c.detail)
+					if f.Kind.Remedy() == "" {
+						t.Errorf("%s has no remedy", f.Kind)
+					}
+				}
+				if !told {
+					t.Errorf("no finding says %q", c.detail)
+				}
+				if t.Failed() {
+					for _, f := range all {
+						t.Log(f)
+					}
+				}
+			}
+		})
+	}
+}
+
+// What one side no longer has is no disagreement.
+func TestNothingIsSaidOfWhatRetentionHasTaken(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name string
+		take func(*world)
+	}{
+		{"the log's start", func(w *world) {
+			w.log.start = map[string]int64{topic: 2}
+			for p, log := range w.log.topics[topic] {
+				w.log.topics[topic][p] = slices.DeleteFunc(slices.Clone(log), func(l verify.LogRecord) bool { return l.Offset < 2 })
+			}
+		}},
+		{"the outbox's oldest rows", func(w *world) {
+			w.tamper(`update fenceline.outbox set created_at = created_at - interval '1 hour'`)
+			// Their records say so, too.
+			for p := range w.log.topics[topic] {
+				w.log.topics[topic][p] = nil
+			}
+			w.publish()
+			w.consume()
+			w.tamper(`delete from fenceline.outbox where pos <= 4`)
+		}},
+		{"all rows of the outbox", func(w *world) { w.tamper(`delete from fenceline.outbox`) }},
+		{"swept receipts", func(w *world) {
+			w.tamper(`update fenceline.fence set floor_epoch = epoch, floor_token = max_issued_token`)
+			w.tamper(`delete from fenceline.receipt`)
+		}},
+		{"the consumer's memory", func(w *world) {
+			w.tamper(`delete from fenceline.guard where key = 'b'`)
+			w.exec(`update fenceline.consumer_stream set forgotten = (select max(epoch) from fenceline.outbox where key = 'b')`)
+		}},
+		{"records that are kept aside", func(w *world) {
+			w.exec(`update fenceline.guard set seq = 3, blocked = 'failing', blocked_since = now() where key = 'a'`)
+			for _, seq := range []int{4, 5} {
+				w.exec(`insert into fenceline.parked (consumer, stream, key, epoch, seq, kind, from_seq, topic, partition, kafka_offset, event_id, headers, timestamp_ms, reason)
+					select $1, topic, key, epoch, seq, 'data', seq, topic, 0, 0, id, '{}', 0, 'failing' from fenceline.outbox where key = 'a' and seq = $2`, service, seq)
+			}
+		}},
+		{"records that did not fit", func(w *world) {
+			w.exec(`update fenceline.guard set seq = 3 where key = 'a'`)
+			p, i := w.log.find(w, "a", 4)
+			w.exec(`update fenceline.consumer_offset set overflow_offset = $1 where partition = $2`, w.log.topics[topic][p][i].Offset, p)
+		}},
+		{"held streams", func(w *world) {
+			p, _ := w.log.find(w, "a", 5)
+			w.log.topics[topic][p] = slices.DeleteFunc(slices.Clone(w.log.topics[topic][p]), func(l verify.LogRecord) bool {
+				r := parse(w, topic, l)
+				return r.Key == "a" && r.Seq > 2
+			})
+			w.consume()
+			w.exec(`insert into fenceline.relay_held (topic, key, pos, epoch, seq, reason, detail) select topic, key, pos, epoch, seq, 'r', 'd' from fenceline.outbox where key = 'a' and seq = 3`)
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			w := story(t)
+			c.take(w)
+			_, all := w.verify()
+			for _, f := range all {
+				t.Error(f)
+			}
+		})
+	}
+}
+
+func TestVerifyRefusesAConfigurationThatCannotWork(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for want, change := range map[string]func(*verify.Config){
+		"no Config.Producer": func(c *verify.Config) { c.Producer = nil },
+		"no Config.Log":      func(c *verify.Config) { c.Log = nil },
+		"a consumer without": func(c *verify.Config) { c.Consumers = []verify.Consumer{{Pool: w.pool}} },
+		"is there twice":     func(c *verify.Config) { c.Consumers = append(c.Consumers, c.Consumers...) },
+		"has no pool":        func(c *verify.Config) { c.Consumers = []verify.Consumer{{Name: "x"}} },
+		"BucketEvents is -1": func(c *verify.Config) { c.BucketEvents = -1 },
+		"schema":             func(c *verify.Config) { c.Schema = "No Such" },
+		"schema missing":     func(c *verify.Config) { c.Schema = "nowhere" },
+	} {
+		cfg := verify.Config{Producer: w.pool, Log: w.log, Dir: t.TempDir(), Consumers: []verify.Consumer{{Name: service, Pool: w.pool}}}
+		change(&cfg)
+		_, err := verify.Run(t.Context(), cfg)
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q, want %q", err, want)
+		}
+	}
+}
