@@ -24,7 +24,12 @@ func story(t testing.TB) *world {
 	if _, err := w.fences.Open(t.Context(), "c"); err != nil {
 		t.Fatal(err)
 	}
-	w.append("c", "3")
+	w.append("c", "3", "4")
+	w.append("d", "1")
+	if _, err := w.leases["d"].Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	delete(w.leases, "d")
 	w.publish()
 	p, i := w.log.find(t, "a", 3)
 	again := w.log.topics[topic][p][i]
@@ -43,7 +48,7 @@ func TestPartsThatAgreeGiveNoFinding(t *testing.T) {
 	for _, f := range all {
 		t.Error(f)
 	}
-	if report.Streams != 3 || report.Events != 10 || report.Records != 11 || report.Copies != 1 || report.Guards != 3 || report.Waiting != 0 || report.Uncovered != 0 {
+	if report.Streams != 4 || report.Events != 13 || report.Records != 14 || report.Copies != 1 || report.Guards != 4 || report.Waiting != 0 || report.Uncovered != 0 {
 		t.Errorf("%+v", report)
 	}
 	// What is committed and not yet published is no disagreement.
@@ -84,6 +89,7 @@ func TestEachDisagreementIsFound(t *testing.T) {
 		{"an event behind the cursor that was never published", edit("b", 1, remove), "lost", "the relay's cursor has passed it"},
 		{"an event missing in the middle", edit("a", 2, remove), "hole lost", "the positions between are not there"},
 		{"an event missing at the beginning", edit("a", 1, remove), "hole lost", "has none of the positions"},
+		{"the first event of a new life missing", edit("c", 1, remove), "hole lost", "its life begins with seq 2"},
 		{"the last event of a life missing", edit("c", 1, func(w *world, log []verify.LogRecord, i int) []verify.LogRecord {
 			// i is the new life's first; the end record of the life before stands in front of it.
 			return slices.DeleteFunc(log, func(l verify.LogRecord) bool {
@@ -115,6 +121,10 @@ func TestEachDisagreementIsFound(t *testing.T) {
 		}, "unreadable", "ce_specversion is missing"},
 		{"a topic that is gone", func(w *world) { delete(w.log.topics, topic) }, "no-topic", "Kafka doesn't have it"},
 		{"a row that somebody has deleted", sql(`delete from fenceline.outbox where key = 'a' and seq = 3`), "gap phantom", "the outbox has nothing between seq 2 and seq 4"},
+		{"the first row of a new life deleted", sql(`delete from fenceline.outbox where key = 'c' and seq = 1 and prev_seq is not null`), "gap phantom", "begins with seq 2"},
+		{"the last row of a life deleted", sql(`delete from fenceline.outbox where key = 'c' and kind = 'end'`), "gap phantom", "it says that the life before ended at"},
+		{"a row that was given another pos", sql(`update fenceline.outbox set pos = 1000000 where key = 'a' and seq = 1`), "gap", "has the larger pos"},
+		{"a row that was given another token", sql(`update fenceline.outbox set token = 7 where key = 'a' and seq = 3`), "ahead content no-receipt token", "has token 7"},
 		{"a row that somebody has put in twice", sql(`insert into fenceline.outbox (id, aggregatetype, aggregateid, type, payload, topic, key, shard, epoch, token, seq, source)
 			select gen_random_uuid(), aggregatetype, aggregateid, type, payload, topic, key, shard, epoch, token, seq, source from fenceline.outbox where key = 'a' and seq = 3`), "content gap", "has position"},
 		{"a receipt that somebody has deleted", sql(`delete from fenceline.receipt where key = 'b'`), "no-receipt", "no receipt of"},
@@ -128,6 +138,26 @@ func TestEachDisagreementIsFound(t *testing.T) {
 			w.tamper(`delete from fenceline.outbox where key = 'a' and seq = 5`)
 			w.tamper(`update fenceline.head set seq = 4 where key = 'a'`)
 		}, "phantom", "the guard stands on a position that is not one of the outbox"},
+		{"the same, its rows past their retention", func(w *world) {
+			w.tamper(`delete from fenceline.outbox where key = 'a'`)
+			w.tamper(`update fenceline.head set seq = 4 where key = 'a'`)
+		}, "phantom", "says that the stream ended at"},
+		{"the same, and the stream's end is not remembered", func(w *world) {
+			w.tamper(`delete from fenceline.outbox where key = 'a' and seq = 5`)
+			w.tamper(`delete from fenceline.head where key = 'a'`)
+		}, "phantom", "the guard stands on a position"},
+		{"a guard behind the end of a life that is over", func(w *world) {
+			w.tamper(`update fenceline.guard set seq = 9, epoch = (select min(epoch) from fenceline.outbox where key = 'c') where key = 'c'`)
+			w.tamper(`update fenceline.consumer_offset set next_offset = 0`)
+			w.tamper(`delete from fenceline.outbox where key = 'c' and epoch = (select min(epoch) from fenceline.outbox where key = 'c')`)
+			for p, log := range w.log.topics[topic] {
+				w.log.topics[topic][p] = slices.DeleteFunc(slices.Clone(log), func(l verify.LogRecord) bool {
+					r := parse(w, topic, l)
+					return r.Key == "c" && r.Prev == nil && r.Seq < 4 && r.History != 0 || r.Key == "c" && r.Kind == outbox.KindEnd
+				})
+			}
+		}, "hole phantom", "the guard stands on a position"},
+		{"a marker that a strict consumer has not taken note of", sql(`update fenceline.guard set seq = 1 where key = 'd'`), "unapplied", "its guard stands at"},
 		{"an event below the offset that has no effect", sql(`update fenceline.guard set seq = 3 where key = 'a'`), "unapplied", "nothing of it is kept aside"},
 		{"a stream below the offset that has no guard", sql(`delete from fenceline.guard where key = 'b'`), "unapplied", "it has no guard of this stream"},
 		{"a stream that nothing followed in a new history", func(w *world) {
@@ -201,6 +231,13 @@ func TestNothingIsSaidOfWhatRetentionHasTaken(t *testing.T) {
 				w.exec(`insert into fenceline.parked (consumer, stream, key, epoch, seq, kind, from_seq, topic, partition, kafka_offset, event_id, headers, timestamp_ms, reason)
 					select $1, topic, key, epoch, seq, 'data', seq, topic, 0, 0, id, '{}', 0, 'failing' from fenceline.outbox where key = 'a' and seq = $2`, service, seq)
 			}
+		}},
+		{"what a guard will never apply", func(w *world) {
+			w.exec(`update fenceline.guard set seq = 3, missed = '{[4,6)}' where key = 'a'`)
+		}},
+		{"markers, which move no guard of a state stream", func(w *world) {
+			w.exec(`update fenceline.guard set seq = 1 where key = 'd'`)
+			w.exec(`update fenceline.consumer_stream set policy = 'state'`)
 		}},
 		{"records that did not fit", func(w *world) {
 			w.exec(`update fenceline.guard set seq = 3 where key = 'a'`)
