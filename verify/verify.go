@@ -151,7 +151,7 @@ func Run(ctx context.Context, cfg Config) (*Report, error) {
 	if err != nil {
 		return nil, fmt.Errorf("verify: a directory for what is read: %w", err)
 	}
-	defer os.RemoveAll(dir)
+	defer func() { _ = os.RemoveAll(dir) }()
 
 	// The order of these is explained in doc.go.
 	at, err := r.readCursors(ctx)
