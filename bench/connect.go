@@ -1,0 +1,205 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"embed"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/fenceline/fenceline/internal/devstack"
+)
+
+// The configuration of Debezium, as its documentation advises for each purpose.
+//
+//go:embed debezium
+var debeziumFiles embed.FS
+
+// debeziumVersion is the one in debezium/plugin-pom.xml.
+const debeziumVersion = "3.6.1.Final"
+
+// connectArm is Debezium's connector in a Kafka Connect worker of its own.
+type connectArm struct {
+	worker, connector string // files in debezium/
+}
+
+func fillDebezium(ctx context.Context, conn *pgx.Conn, w workload, topic string) error {
+	// Routed by aggregatetype, which becomes the topic's name as it is.
+	return w.fill(ctx, conn, strings.ReplaceAll(fmt.Sprintf(`
+		insert into outbox (id, aggregatetype, aggregateid, type, payload)
+		select gen_random_uuid(), '%s', 'key-' || i %% KEYS, 'bench.event', %s from generate_series($1::bigint, $2::bigint) i order by i`, topic, w.payloadSQL()), "KEYS", fmt.Sprint(w.Keys)))
+}
+
+// connectJars fetches the jars once.
+func connectJars(ctx context.Context, say func(string, ...any)) (libs, plugins string, err error) {
+	cache, err := devstack.CacheDir()
+	if err != nil {
+		return "", "", err
+	}
+	home := filepath.Join(cache, "debezium-"+debeziumVersion)
+	libs, plugins = filepath.Join(home, "libs"), filepath.Join(home, "plugins")
+	unlock, err := devstack.Lock(ctx, home+".lock")
+	if err != nil {
+		return "", "", err
+	}
+	defer unlock()
+	if _, err := os.Stat(filepath.Join(home, "complete")); err == nil {
+		return libs, plugins, nil
+	}
+	say("fetching Debezium %s and Kafka Connect with Maven (once, kept in %s)", debeziumVersion, cache)
+	for pom, dir := range map[string]string{"connect-pom.xml": libs, "plugin-pom.xml": filepath.Join(plugins, "debezium-connector-postgres")} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return "", "", err
+		}
+		text, err := debeziumFiles.ReadFile("debezium/" + pom)
+		if err != nil {
+			return "", "", err
+		}
+		file := filepath.Join(home, pom)
+		if err := os.WriteFile(file, text, 0o644); err != nil {
+			return "", "", err
+		}
+		out, err := exec.CommandContext(ctx, "mvn", "-q", "-B", "-f", file, "dependency:copy-dependencies", "-DincludeScope=runtime", "-DoutputDirectory="+dir).CombinedOutput()
+		if err != nil {
+			return "", "", fmt.Errorf("fetch Debezium with Maven: %w: %s", err, out)
+		}
+	}
+	return libs, plugins, os.WriteFile(filepath.Join(home, "complete"), nil, 0o644)
+}
+
+// connectWorker is a running Kafka Connect.
+type connectWorker struct {
+	cmd  *exec.Cmd
+	url  string
+	dir  string
+	log  string
+	done chan error
+}
+
+// startConnect starts a worker on an empty outbox of dsn, and returns when the
+// connector streams.
+func startConnect(ctx context.Context, c *connectArm, s *stack, dsn, topic string, say func(string, ...any)) (_ *connectWorker, err error) {
+	libs, plugins, err := connectJars(ctx, say)
+	if err != nil {
+		return nil, err
+	}
+	port, err := devstack.FreePort()
+	if err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp("", "bench-connect-")
+	if err != nil {
+		return nil, err
+	}
+	w := &connectWorker{url: fmt.Sprintf("http://127.0.0.1:%d", port), dir: dir, log: filepath.Join(dir, "connect.log"), done: make(chan error, 1)}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, w.stop())
+		}
+	}()
+	db, err := pgconn.ParseConfig(dsn)
+	if err != nil {
+		return w, err
+	}
+	fill := strings.NewReplacer("@KAFKA@", s.kafka.Addr(), "@PLUGINS@", plugins, "@REST@", fmt.Sprintf("127.0.0.1:%d", port), "@OFFSETS@", filepath.Join(dir, "offsets"),
+		"@HOST@", db.Host, "@PORT@", fmt.Sprint(db.Port), "@USER@", db.User, "@PASSWORD@", db.Password, "@DATABASE@", db.Database, "@SLOT@", db.Database)
+	for _, name := range []string{c.worker, c.connector, "log4j2.yaml"} {
+		text, err := debeziumFiles.ReadFile("debezium/" + name)
+		if err != nil {
+			return w, err
+		}
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(fill.Replace(string(text))), 0o600); err != nil {
+			return w, err
+		}
+	}
+	log, err := os.Create(w.log)
+	if err != nil {
+		return w, err
+	}
+	defer log.Close()
+	w.cmd = exec.Command("java", "-Xmx512m", "-Dlog4j2.configurationFile="+filepath.Join(dir, "log4j2.yaml"), "-cp", libs+"/*", "org.apache.kafka.connect.cli.ConnectStandalone",
+		filepath.Join(dir, c.worker), filepath.Join(dir, c.connector))
+	w.cmd.Stdout, w.cmd.Stderr, w.cmd.Dir = log, log, dir
+	w.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := w.cmd.Start(); err != nil {
+		w.cmd = nil
+		return w, err
+	}
+	go func() { w.done <- w.cmd.Wait() }()
+	return w, w.await(ctx, "the connector to stream", func() bool {
+		text, _ := os.ReadFile(w.log)
+		return bytes.Contains(text, []byte("Processing messages"))
+	})
+}
+
+func (w *connectWorker) await(ctx context.Context, what string, so func() bool) error {
+	deadline := time.Now().Add(2 * time.Minute)
+	for !so() {
+		select {
+		case err := <-w.done:
+			w.done <- err
+			return fmt.Errorf("Kafka Connect ended while waiting for %s: %w\n%s", what, err, w.tail())
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(50 * time.Millisecond):
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("waited two minutes for %s\n%s", what, w.tail())
+		}
+	}
+	return nil
+}
+
+func (w *connectWorker) tail() string {
+	text, _ := os.ReadFile(w.log)
+	return string(text[max(0, len(text)-3000):])
+}
+
+// set stops or resumes the connector: between the two its slot waits.
+func (w *connectWorker) set(ctx context.Context, action, state string) error {
+	req, err := http.NewRequestWithContext(ctx, http.MethodPut, w.url+"/connectors/outbox/"+action, nil)
+	if err != nil {
+		return err
+	}
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	res.Body.Close()
+	if state == "" {
+		return nil
+	}
+	return w.await(ctx, "the connector to be "+state, func() bool {
+		res, err := http.Get(w.url + "/connectors/outbox/status")
+		if err != nil {
+			return false
+		}
+		defer res.Body.Close()
+		body, _ := io.ReadAll(res.Body)
+		return strings.Contains(string(body), `"state":"`+state+`"`)
+	})
+}
+
+func (w *connectWorker) stop() error {
+	if w.cmd != nil {
+		_ = w.cmd.Process.Signal(syscall.SIGTERM)
+		select {
+		case <-w.done:
+		case <-time.After(15 * time.Second):
+			_ = w.cmd.Process.Kill()
+			<-w.done
+		}
+	}
+	return os.RemoveAll(w.dir)
+}

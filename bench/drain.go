@@ -1,0 +1,257 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// drainArms are compared by how fast they empty a backlog. The ceilings send
+// from memory what the relay has to read first.
+var drainArms = []arm{
+	{name: "kafka-go Client.Produce", note: "ceiling: from memory, 500 records a request, a goroutine for each partition, acks=all", fill: fillFenceline, work: rawProduce},
+	{name: "kafka-go Writer", note: "ceiling: from memory, BatchSize 500, BatchTimeout 1 ms, a caller for each partition, acks=all", fill: fillFenceline, work: rawWriter},
+	{name: "franz-go", note: "ceiling: from memory, as it comes: idempotent, no linger", fill: fillFenceline, work: rawFranz},
+	{name: "fenceline", note: "relay run, as it comes", fill: fillFenceline, work: fenceline},
+	{name: "naive relay", note: "floor: poll by id, Writer with a BatchTimeout of 10 ms, delete", fill: fillPlain, work: naive},
+	{name: "SKIP LOCKED relay", note: "the same, rows locked, batches of 500", fill: fillPlain, work: skipLocked},
+	{name: "watermill forwarder", note: "watermill-sql v4 and watermill-kafka v3, SubscribeBatchSize 1000, PollInterval 10 ms", fill: fillWatermill, work: watermillForwarder(1000)},
+	{name: "watermill forwarder, default", note: "the same with its SubscribeBatchSize of 100", fill: fillWatermill, work: watermillForwarder(100)},
+	{name: "Debezium, default", note: "outbox event router in Kafka Connect, as it comes, warm", fill: fillDebezium, java: &connectArm{"worker.properties", "outbox-default.properties"}},
+	{name: "Debezium, tuned", note: "larger batches and queues, poll.interval.ms=10, producer.linger.ms=5, warm", fill: fillDebezium, java: &connectArm{"worker-tuned.properties", "outbox-tuned.properties"}},
+}
+
+// reference is the arm that ratios are to.
+const drainReference = "kafka-go Client.Produce"
+
+// sample is one arm's run in one round.
+type sample struct {
+	Rate     float64 `json:"events_per_second"`
+	Client   float64 `json:"client_cpu_us_per_event"`
+	Postgres float64 `json:"postgres_cpu_us_per_event"`
+	Kafka    float64 `json:"kafka_cpu_us_per_event"`
+	Peak     int64   `json:"peak_bytes"`
+	Verdict  verdict `json:"verdict"`
+}
+
+type drainer struct {
+	*stack
+	w       workload
+	say     func(string, ...any)
+	n       int // counts runs, for names
+	workers map[string]*warmWorker
+}
+
+// warmWorker is a Kafka Connect that stays for all rounds, so that its JVM is
+// warm; between its turns the connector is stopped.
+type warmWorker struct {
+	*connectWorker
+	dsn string
+}
+
+func (d *drainer) close() error {
+	var errs []error
+	for _, w := range d.workers {
+		errs = append(errs, w.stop())
+	}
+	return errors.Join(errs...)
+}
+
+// run measures one arm once.
+func (d *drainer) run(ctx context.Context, a *arm) (sample, error) {
+	d.n++
+	topic := fmt.Sprintf("drain-%d", d.n)
+	if err := d.topic(ctx, topic); err != nil {
+		return sample{}, err
+	}
+	defer d.admin.DeleteTopics(context.WithoutCancel(ctx), topic)
+	if a.java != nil {
+		return d.runConnect(ctx, a, topic)
+	}
+	dsn, err := d.load(ctx, a, fmt.Sprintf("drain_%d", d.n), topic)
+	if err != nil {
+		return sample{}, fmt.Errorf("load: %w", err)
+	}
+	defer d.pool.Exec(context.WithoutCancel(ctx), fmt.Sprintf("drop database if exists drain_%d with (force)", d.n))
+	self, err := os.Executable()
+	if err != nil {
+		return sample{}, err
+	}
+	cmd := exec.CommandContext(ctx, self)
+	cmd.Env = job{dsn: dsn, kafka: d.kafka.Addr(), topic: topic, events: d.w.Events}.environ(a.name)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return sample{}, err
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return sample{}, err
+	}
+	if err := cmd.Start(); err != nil {
+		return sample{}, err
+	}
+	pid := cmd.Process.Pid
+	defer func() {
+		_ = in.Close()
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	}()
+	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "ready\n" {
+		return sample{}, fmt.Errorf("it did not become ready (%q, %v): %s", line, err, tail(stderr.String()))
+	}
+	sm, err := d.measure(ctx, topic, pid, func() error { _, err := io.WriteString(in, "go\n"); return err })
+	if err != nil {
+		return sm, fmt.Errorf("%w: %s", err, tail(stderr.String()))
+	}
+	sm.Verdict, err = d.check(ctx, topic, d.w)
+	return sm, err
+}
+
+func tail(s string) string { return s[max(0, len(s)-1000):] }
+
+func (d *drainer) load(ctx context.Context, a *arm, database, topic string) (string, error) {
+	dsn, err := d.database(ctx, database)
+	if err != nil {
+		return "", err
+	}
+	conn, err := pgx.Connect(ctx, dsn)
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	return dsn, a.fill(ctx, conn, d.w, topic)
+}
+
+// measure lets an arm go, and times it from the first hundredth of the events
+// to the last: what it needs to connect and to warm up is not the point.
+func (d *drainer) measure(ctx context.Context, topic string, pid int, begin func() error) (sample, error) {
+	first := int64(d.w.Events/100 + 1)
+	total := int64(d.w.Events)
+	client, server, broker := cpuOf(pid), cpuOf(d.postgres.PID()), cpuOf(d.kafka.PID())
+	if err := begin(); err != nil {
+		return sample{}, err
+	}
+	var from, to time.Time
+	var n, base int64
+	patience := time.Now().Add(2 * time.Minute)
+	for {
+		now := time.Now()
+		got, err := d.arrived(ctx, topic)
+		if err != nil {
+			return sample{}, err
+		}
+		if got > n {
+			n, patience = got, now.Add(time.Minute)
+		}
+		if from.IsZero() && n >= first {
+			from, base = now, n
+		}
+		if n >= total {
+			to = now
+			break
+		}
+		if now.After(patience) {
+			break // what is missing is the check's to say
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	per := func(before time.Duration, pid int) float64 {
+		return float64((cpuOf(pid) - before).Microseconds()) / float64(d.w.Events)
+	}
+	sm := sample{Client: per(client, pid), Postgres: per(server, d.postgres.PID()), Kafka: per(broker, d.kafka.PID()), Peak: peakOf(pid)}
+	if d := to.Sub(from); !to.IsZero() && d > 0 {
+		sm.Rate = float64(n-base) / d.Seconds()
+	}
+	return sm, nil
+}
+
+func (d *drainer) runConnect(ctx context.Context, a *arm, topic string) (sample, error) {
+	w := d.workers[a.name]
+	if w == nil {
+		var err error
+		if w, err = d.warm(ctx, a); err != nil {
+			return sample{}, err
+		}
+		d.workers[a.name] = w
+	}
+	conn, err := pgx.Connect(ctx, w.dsn)
+	if err != nil {
+		return sample{}, err
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	if _, err := conn.Exec(ctx, "truncate outbox"); err != nil {
+		return sample{}, err
+	}
+	if err := a.fill(ctx, conn, d.w, topic); err != nil {
+		return sample{}, err
+	}
+	sm, err := d.measure(ctx, topic, w.cmd.Process.Pid, func() error { return w.set(ctx, "resume", "") })
+	if err != nil {
+		return sm, err
+	}
+	if err := w.set(ctx, "stop", "STOPPED"); err != nil {
+		return sm, err
+	}
+	sm.Verdict, err = d.check(ctx, topic, d.w)
+	return sm, err
+}
+
+// warm starts a worker, sends events through it until its JVM has compiled
+// what it runs, and stops the connector.
+func (d *drainer) warm(ctx context.Context, a *arm) (*warmWorker, error) {
+	name := fmt.Sprintf("connect_%d", d.n)
+	dsn, err := d.database(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	conn, err := pgx.Connect(ctx, dsn)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	schema, err := debeziumFiles.ReadFile("debezium/schema.sql")
+	if err != nil {
+		return nil, err
+	}
+	if _, err := conn.Exec(ctx, string(schema)); err != nil {
+		return nil, err
+	}
+	topic := "warm-" + name
+	if err := d.topic(ctx, topic); err != nil {
+		return nil, err
+	}
+	d.say("%s: starting Kafka Connect and warming it up", a.name)
+	c, err := startConnect(ctx, a.java, d.stack, dsn, topic, d.say)
+	if err != nil {
+		return nil, err
+	}
+	w := &warmWorker{c, dsn}
+	warm := d.w
+	warm.Events = max(100_000, d.w.Events)
+	if err := a.fill(ctx, conn, warm, topic); err != nil {
+		return nil, errors.Join(err, w.stop())
+	}
+	err = w.await(ctx, "the warm-up's events", func() bool {
+		n, err := d.arrived(ctx, topic)
+		return err == nil && n >= int64(warm.Events)
+	})
+	if err == nil {
+		err = w.set(ctx, "stop", "STOPPED")
+	}
+	if err != nil {
+		return nil, errors.Join(err, w.stop())
+	}
+	return w, nil
+}

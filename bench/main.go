@@ -1,0 +1,96 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+)
+
+func main() {
+	if name := os.Getenv(envArm); name != "" {
+		if err := child(name); err != nil {
+			fmt.Fprintln(os.Stderr, name+":", err)
+			os.Exit(1)
+		}
+		return
+	}
+	if err := run(); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+func run() error {
+	var (
+		quick  = flag.Bool("quick", false, "few events and rounds: minutes, for a first look")
+		only   = flag.String("only", "", "run the arms whose names contain one of these texts, separated by commas, and the reference")
+		rounds = flag.Int("rounds", 0, "rounds of each section (default 7, with -quick 3)")
+		events = flag.Int("events", 0, "events of a drain (default 200000, with -quick 30000)")
+		out    = flag.String("out", "results", "directory for JSON, Markdown and plots")
+	)
+	flag.Parse()
+	pick := func(v *int, short, long int) {
+		switch {
+		case *v != 0:
+		case *quick:
+			*v = short
+		default:
+			*v = long
+		}
+	}
+	pick(rounds, 3, 7)
+	pick(events, 30_000, 200_000)
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	began := time.Now()
+	say := func(format string, args ...any) {
+		fmt.Fprintf(os.Stderr, "%6.1fs  %s\n", time.Since(began).Seconds(), fmt.Sprintf(format, args...))
+	}
+	if err := os.MkdirAll(*out, 0o755); err != nil {
+		return err
+	}
+	s, err := startStack(ctx, say)
+	if err != nil {
+		return err
+	}
+	say("PostgreSQL %s and Apache Kafka are up", s.postgres.Version())
+	r := newReport(s, *rounds)
+	d := &drainer{stack: s, say: say, w: workload{Events: *events, Keys: 1000, Payload: 512, Transaction: 1000}, workers: map[string]*warmWorker{}}
+	err = r.drain(ctx, d, pickArms(*only))
+	err = errors.Join(err, d.close(), s.stop())
+	if err != nil {
+		return err
+	}
+	text, err := json.MarshalIndent(r, "", "  ")
+	if err != nil {
+		return err
+	}
+	page := r.markdown()
+	fmt.Print(page)
+	return errors.Join(
+		os.WriteFile(filepath.Join(*out, "results.json"), text, 0o644),
+		os.WriteFile(filepath.Join(*out, "results.md"), []byte(page), 0o644),
+		r.plot(filepath.Join(*out, "drain.svg")),
+	)
+}
+
+func pickArms(only string) []*arm {
+	var all []*arm
+	for i := range drainArms {
+		a := &drainArms[i]
+		wanted := only == "" || a.name == drainReference || slices.ContainsFunc(strings.Split(only, ","), func(t string) bool { return strings.Contains(a.name, t) })
+		if wanted {
+			all = append(all, a)
+		}
+	}
+	return all
+}
