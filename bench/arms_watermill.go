@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -25,19 +26,14 @@ func watermillSchema(batch int) wsql.DefaultPostgreSQLSchema {
 // fillWatermill publishes through watermill's own outbox publisher, a
 // transaction for each piece.
 func fillWatermill(ctx context.Context, conn *pgx.Conn, w workload, topic string) error {
+	if err := initWatermill(ctx, conn); err != nil {
+		return err
+	}
 	pool, err := pgxpool.NewWithConfig(ctx, mustPool(conn.Config()))
 	if err != nil {
 		return err
 	}
 	defer pool.Close()
-	init, err := wsql.NewSubscriber(wsql.BeginnerFromPgx(pool), wsql.SubscriberConfig{SchemaAdapter: watermillSchema(100), OffsetsAdapter: wsql.DefaultPostgreSQLOffsetsAdapter{}, InitializeSchema: true}, watermill.NopLogger{})
-	if err != nil {
-		return err
-	}
-	if err := init.SubscribeInitialize(forwarderTopic); err != nil {
-		return err
-	}
-	_ = init.Close()
 	for from := 0; from < w.Events; from += w.Transaction {
 		tx, err := pool.Begin(ctx)
 		if err != nil {
@@ -67,6 +63,20 @@ func fillWatermill(ctx context.Context, conn *pgx.Conn, w workload, topic string
 		}
 	}
 	return nil
+}
+
+// initWatermill makes watermill's tables.
+func initWatermill(ctx context.Context, conn *pgx.Conn) error {
+	pool, err := pgxpool.NewWithConfig(ctx, mustPool(conn.Config()))
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	init, err := wsql.NewSubscriber(wsql.BeginnerFromPgx(pool), wsql.SubscriberConfig{SchemaAdapter: watermillSchema(100), OffsetsAdapter: wsql.DefaultPostgreSQLOffsetsAdapter{}, InitializeSchema: true}, watermill.NopLogger{})
+	if err != nil {
+		return err
+	}
+	return errors.Join(init.SubscribeInitialize(forwarderTopic), init.Close())
 }
 
 func mustPool(c *pgx.ConnConfig) *pgxpool.Config {

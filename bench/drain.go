@@ -144,10 +144,11 @@ func (d *drainer) measure(ctx context.Context, topic string, pid int, begin func
 		return sample{}, err
 	}
 	var from, to time.Time
-	var n, base int64
+	var n, base, peak int64
 	patience := time.Now().Add(2 * time.Minute)
 	for {
 		now := time.Now()
+		peak = max(peak, peakOf(pid)) // it may end before it is asked again
 		got, err := d.arrived(ctx, topic)
 		if err != nil {
 			return sample{}, err
@@ -170,7 +171,7 @@ func (d *drainer) measure(ctx context.Context, topic string, pid int, begin func
 	per := func(before time.Duration, pid int) float64 {
 		return float64((cpuOf(pid) - before).Microseconds()) / float64(d.w.Events)
 	}
-	sm := sample{Client: per(client, pid), Postgres: per(server, d.postgres.PID()), Kafka: per(broker, d.kafka.PID()), Peak: peakOf(pid)}
+	sm := sample{Client: per(client, pid), Postgres: per(server, d.postgres.PID()), Kafka: per(broker, d.kafka.PID()), Peak: max(peak, peakOf(pid))}
 	if d := to.Sub(from); !to.IsZero() && d > 0 {
 		sm.Rate = float64(n-base) / d.Seconds()
 	}

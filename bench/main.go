@@ -35,6 +35,8 @@ func run() error {
 		only   = flag.String("only", "", "run the arms whose names contain one of these texts, separated by commas, and the reference")
 		rounds = flag.Int("rounds", 0, "rounds of each section (default 7, with -quick 3)")
 		events = flag.Int("events", 0, "events of a drain (default 200000, with -quick 30000)")
+		what   = flag.String("sections", "drain,latency", "what to measure, separated by commas: drain, latency")
+		rate   = flag.Int("rate", 1000, "events a second of the latency section")
 		out    = flag.String("out", "results", "directory for JSON, Markdown and plots")
 	)
 	flag.Parse()
@@ -65,8 +67,19 @@ func run() error {
 	say("PostgreSQL %s and Apache Kafka are up", s.postgres.Version())
 	r := newReport(s, *rounds)
 	d := &drainer{stack: s, say: say, w: workload{Events: *events, Keys: 1000, Payload: 512, Transaction: 1000}, workers: map[string]*warmWorker{}}
-	err = r.drain(ctx, d, pickArms(*only))
-	err = errors.Join(err, d.close(), s.stop())
+	sections := strings.Split(*what, ",")
+	if slices.Contains(sections, "drain") {
+		err = r.drain(ctx, d, pickArms(*only))
+	}
+	err = errors.Join(err, d.close())
+	if err == nil && slices.Contains(sections, "latency") {
+		tm := timing{rate: *rate, length: 20 * time.Second, warm: 10 * time.Second, idle: 10 * time.Second}
+		if *quick {
+			tm.length, tm.warm, tm.idle = 5*time.Second, 5*time.Second, 5*time.Second
+		}
+		err = r.latency(ctx, s, pickLatency(*only), tm, say)
+	}
+	err = errors.Join(err, s.stop())
 	if err != nil {
 		return err
 	}
@@ -79,7 +92,7 @@ func run() error {
 	return errors.Join(
 		os.WriteFile(filepath.Join(*out, "results.json"), text, 0o644),
 		os.WriteFile(filepath.Join(*out, "results.md"), []byte(page), 0o644),
-		r.plot(filepath.Join(*out, "drain.svg")),
+		r.plots(*out),
 	)
 }
 
@@ -89,6 +102,17 @@ func pickArms(only string) []*arm {
 		a := &drainArms[i]
 		wanted := only == "" || a.name == drainReference || slices.ContainsFunc(strings.Split(only, ","), func(t string) bool { return strings.Contains(a.name, t) })
 		if wanted {
+			all = append(all, a)
+		}
+	}
+	return all
+}
+
+func pickLatency(only string) []*latencyArm {
+	var all []*latencyArm
+	for i := range latencyArms {
+		a := &latencyArms[i]
+		if only == "" || slices.ContainsFunc(strings.Split(only, ","), func(t string) bool { return strings.Contains(a.name, t) }) {
 			all = append(all, a)
 		}
 	}

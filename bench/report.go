@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
+	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -19,12 +22,37 @@ import (
 // report is everything that was measured. Its JSON names are relied on by
 // whoever compares two runs: add some, change none.
 type report struct {
-	Time     time.Time `json:"time"`
-	Machine  string    `json:"machine"`
-	Postgres string    `json:"postgres"`
-	Kafka    string    `json:"kafka"`
-	Rounds   int       `json:"rounds"`
-	Drain    *section  `json:"drain,omitempty"`
+	Time     time.Time       `json:"time"`
+	Machine  string          `json:"machine"`
+	Postgres string          `json:"postgres"`
+	Kafka    string          `json:"kafka"`
+	Rounds   int             `json:"rounds"`
+	Drain    *section        `json:"drain,omitempty"`
+	Latency  *latencySection `json:"latency,omitempty"`
+}
+
+type latencySection struct {
+	Rate    int              `json:"events_per_second"`
+	Seconds float64          `json:"seconds"`
+	Loads   []string         `json:"load_average_by_round"`
+	Arms    []*latencyResult `json:"arms"`
+}
+
+type latencyResult struct {
+	Name       string `json:"name"`
+	Note       string `json:"note"`
+	Error      string `json:"error,omitempty"`
+	P50        spread `json:"p50_ms"`
+	P99        spread `json:"p99_ms"`
+	Max        spread `json:"max_ms"`
+	AckP50     spread `json:"p50_from_acknowledgement_ms"`
+	AckP99     spread `json:"p99_from_acknowledgement_ms"`
+	Missing    int    `json:"missing"`
+	Client     spread `json:"client_cpu_us_per_event"`
+	IdleClient spread `json:"idle_client_percent_of_a_core"`
+	IdleServer spread `json:"idle_postgres_percent_of_a_core"`
+	Peak       spread `json:"peak_mib"`
+	samples    []*latencySample
 }
 
 type section struct {
@@ -93,6 +121,54 @@ func (r *report) drain(ctx context.Context, d *drainer, arms []*arm) error {
 	return sec.summarise()
 }
 
+// latency runs the arms in turn, round after round, at one rate.
+func (r *report) latency(ctx context.Context, s *stack, arms []*latencyArm, tm timing, say func(string, ...any)) error {
+	sec := &latencySection{Rate: tm.rate, Seconds: tm.length.Seconds()}
+	r.Latency = sec
+	for _, a := range arms {
+		sec.Arms = append(sec.Arms, &latencyResult{Name: a.name, Note: a.note})
+	}
+	n := 0
+	for round := range r.Rounds {
+		sec.Loads = append(sec.Loads, load())
+		for i, a := range arms {
+			res := sec.Arms[i]
+			if res.Error != "" {
+				continue
+			}
+			n++
+			sm, err := s.latency(ctx, a, n, tm, say)
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			if err != nil {
+				res.Error = err.Error()
+				say("round %d  %-26s failed: %v", round+1, a.name, err)
+				continue
+			}
+			res.samples = append(res.samples, sm)
+			res.Missing += sm.Missing
+			say("round %d  %-26s p50 %.1f ms, p99 %.1f ms; from the acknowledgement %.1f and %.1f; idle %.1f %% and %.1f %% of a core; missing %d", round+1, a.name,
+				sm.Intended[0], sm.Intended[1], sm.Acknowledged[0], sm.Acknowledged[1], sm.IdleClient, sm.IdleServer, sm.Missing)
+		}
+	}
+	for _, a := range sec.Arms {
+		over := func(f func(*latencySample) float64) spread {
+			var v []float64
+			for _, sm := range a.samples {
+				v = append(v, f(sm))
+			}
+			return spreadOf(v)
+		}
+		a.P50, a.P99, a.Max = over(func(s *latencySample) float64 { return s.Intended[0] }), over(func(s *latencySample) float64 { return s.Intended[1] }), over(func(s *latencySample) float64 { return s.Intended[2] })
+		a.AckP50, a.AckP99 = over(func(s *latencySample) float64 { return s.Acknowledged[0] }), over(func(s *latencySample) float64 { return s.Acknowledged[1] })
+		a.Client = over(func(s *latencySample) float64 { return s.Client })
+		a.IdleClient, a.IdleServer = over(func(s *latencySample) float64 { return s.IdleClient }), over(func(s *latencySample) float64 { return s.IdleServer })
+		a.Peak = over(func(s *latencySample) float64 { return float64(s.Peak) / (1 << 20) })
+	}
+	return nil
+}
+
 func (s *section) summarise() error {
 	var base []sample
 	for _, a := range s.Arms {
@@ -141,29 +217,92 @@ func (r *report) markdown() string {
 			fmt.Fprintf(&b, "- **%s**: %s.\n", a.Name, a.Note)
 		}
 	}
+	if s := r.Latency; s != nil {
+		fmt.Fprintf(&b, "\n## From commit to consumer\n\n%d events a second for %.0f s in an open loop; load average %s. The time begins when an event was due to be committed, so that one that had to wait its turn counts with the waiting; beside it, from when its commit was acknowledged. Idle is relay and PostgreSQL while nothing happens, in percent of a core.\n\n", s.Rate, s.Seconds, strings.Join(s.Loads, ", "))
+		b.WriteString("| | p50 ms | p99 ms | from the acknowledgement: p50, p99 | CPU µs an event | idle %: relay, PostgreSQL | peak MiB | missing |\n| --- | --- | --- | --- | --- | --- | --- | --- |\n")
+		for _, a := range s.Arms {
+			if a.Error != "" {
+				fmt.Fprintf(&b, "| %s | did not run: %.120s | | | | | | |\n", a.Name, strings.ReplaceAll(a.Error, "\n", " "))
+				continue
+			}
+			fmt.Fprintf(&b, "| %s | %.1f (%.1f–%.1f) | %.1f (%.1f–%.1f) | %.1f, %.1f | %.0f | %.1f, %.1f | %.0f | %d |\n", a.Name, a.P50.Median, a.P50.Min, a.P50.Max, a.P99.Median, a.P99.Min, a.P99.Max,
+				a.AckP50.Median, a.AckP99.Median, a.Client.Median, a.IdleClient.Median, a.IdleServer.Median, a.Peak.Median, a.Missing)
+		}
+		b.WriteString("\n")
+		for _, a := range s.Arms {
+			fmt.Fprintf(&b, "- **%s**: %s.\n", a.Name, a.Note)
+		}
+	}
 	return b.String()
 }
 
-// plot draws the ratios as bars.
-func (r *report) plot(file string) error {
+// plots draws each section: ratios as bars, latencies as bars for each percentile.
+func (r *report) plots(dir string) error {
+	var errs []error
+	if r.Drain != nil {
+		var bars []bar
+		for _, a := range r.Drain.Arms {
+			if a.Error == "" && a.Verdict.ok() {
+				bars = append(bars, bar{a.Name, a.Ratio.Median})
+			}
+		}
+		errs = append(errs, plotBars(filepath.Join(dir, "drain.svg"), "Drain rate, relative to "+r.Drain.Reference, bars, false))
+	}
+	if r.Latency != nil {
+		var bars []bar
+		for _, a := range r.Latency.Arms {
+			if a.Error == "" && a.Missing == 0 {
+				bars = append(bars, bar{a.Name + ", p50", a.P50.Median}, bar{a.Name + ", p99", a.P99.Median})
+			}
+		}
+		errs = append(errs, plotBars(filepath.Join(dir, "latency.svg"), fmt.Sprintf("From commit to consumer at %d events a second, ms (logarithmic)", r.Latency.Rate), bars, true))
+	}
+	return errors.Join(errs...)
+}
+
+type bar struct {
+	name  string
+	value float64
+}
+
+func plotBars(file, title string, bars []bar, logarithmic bool) error {
 	p := plot.New()
-	p.Title.Text = "Drain rate, relative to " + r.Drain.Reference
-	p.X.Min = 0
+	p.Title.Text = title
 	var values plotter.Values
 	var names []string
-	for i := len(r.Drain.Arms) - 1; i >= 0; i-- { // the first on top
-		a := r.Drain.Arms[i]
-		if a.Error != "" || !a.Verdict.ok() {
-			continue
-		}
-		values, names = append(values, a.Ratio.Median), append(names, a.Name)
+	for i := len(bars) - 1; i >= 0; i-- { // the first on top
+		values, names = append(values, bars[i].value), append(names, bars[i].name)
 	}
-	bars, err := plotter.NewBarChart(values, vg.Points(14))
+	if len(values) == 0 {
+		return nil
+	}
+	if logarithmic {
+		// Bars have no beginning on a logarithmic axis, so the values are taken
+		// to their logarithm, and the axis is marked with what they were.
+		for i, v := range values {
+			values[i] = math.Log10(max(v, 1))
+		}
+		p.X.Tick.Marker = powersOfTen{}
+	}
+	chart, err := plotter.NewBarChart(values, vg.Points(12))
 	if err != nil {
 		return err
 	}
-	bars.Horizontal = true
-	p.Add(plotter.NewGrid(), bars)
+	chart.Horizontal = true
+	p.Add(plotter.NewGrid(), chart)
+	p.X.Min = 0
 	p.NominalY(names...)
-	return p.Save(9*vg.Inch, vg.Length(len(names)+2)*0.4*vg.Inch, file)
+	return p.Save(9*vg.Inch, vg.Length(len(names)+3)*0.3*vg.Inch, file)
+}
+
+// powersOfTen marks an axis of logarithms.
+type powersOfTen struct{}
+
+// Ticks implements plot.Ticker.
+func (powersOfTen) Ticks(low, high float64) []plot.Tick {
+	var ticks []plot.Tick
+	for e := math.Floor(low); e <= math.Ceil(high); e++ {
+		ticks = append(ticks, plot.Tick{Value: e, Label: fmt.Sprintf("%g", math.Pow(10, e))})
+	}
+	return ticks
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -50,7 +51,7 @@ func (w workload) fill(ctx context.Context, conn *pgx.Conn, insert string) error
 // fillFenceline puts the events into an outbox as its producers would leave
 // it, without going through the gate for each: the relay can't tell.
 func fillFenceline(ctx context.Context, conn *pgx.Conn, w workload, topic string) error {
-	m, err := migrations.New(conn, migrations.Config{})
+	m, err := migrations.New(conn, migrations.Config{Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		return err
 	}
