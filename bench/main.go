@@ -35,7 +35,7 @@ func run() error {
 		only   = flag.String("only", "", "run the arms whose names contain one of these texts, separated by commas, and the reference")
 		rounds = flag.Int("rounds", 0, "rounds of each section (default 7, with -quick 3)")
 		events = flag.Int("events", 0, "events of a drain (default 200000, with -quick 30000)")
-		what   = flag.String("sections", "drain,latency", "what to measure, separated by commas: drain, latency")
+		what   = flag.String("sections", "drain,latency,commit", "what to measure, separated by commas: drain, latency, commit")
 		rate   = flag.Int("rate", 1000, "events a second of the latency section")
 		out    = flag.String("out", "results", "directory for JSON, Markdown and plots")
 	)
@@ -79,6 +79,9 @@ func run() error {
 		}
 		err = r.latency(ctx, s, pickLatency(*only), tm, say)
 	}
+	if err == nil && slices.Contains(sections, "commit") {
+		err = r.commit(ctx, s, pickCommit(*only), time.Second, say)
+	}
 	err = errors.Join(err, s.stop())
 	if err != nil {
 		return err
@@ -113,6 +116,17 @@ func pickLatency(only string) []*latencyArm {
 	for i := range latencyArms {
 		a := &latencyArms[i]
 		if only == "" || slices.ContainsFunc(strings.Split(only, ","), func(t string) bool { return strings.Contains(a.name, t) }) {
+			all = append(all, a)
+		}
+	}
+	return all
+}
+
+func pickCommit(only string) []*commitArm {
+	var all []*commitArm
+	for i := range commitArms {
+		a := &commitArms[i]
+		if only == "" || a.name == commitReference || slices.ContainsFunc(strings.Split(only, ","), func(t string) bool { return strings.Contains(a.name, t) }) {
 			all = append(all, a)
 		}
 	}

@@ -28,6 +28,23 @@ type report struct {
 	Rounds   int             `json:"rounds"`
 	Drain    *section        `json:"drain,omitempty"`
 	Latency  *latencySection `json:"latency,omitempty"`
+	Commit   *commitSection  `json:"commit,omitempty"`
+}
+
+type commitSection struct {
+	Reference string          `json:"reference"`
+	Keys      int             `json:"keys"`
+	Workers   int             `json:"workers"`
+	Loads     []string        `json:"load_average_by_round"`
+	Arms      []*commitResult `json:"arms"`
+}
+
+type commitResult struct {
+	Name   string `json:"name"`
+	Note   string `json:"note"`
+	Rate   spread `json:"commits_per_second"`
+	Ratio  spread `json:"ratio"`
+	Server spread `json:"postgres_cpu_us_per_commit"`
 }
 
 type latencySection struct {
@@ -168,6 +185,47 @@ func (r *report) latency(ctx context.Context, s *stack, arms []*latencyArm, tm t
 	return nil
 }
 
+// commit runs the arms in turn, round after round, on one database.
+func (r *report) commit(ctx context.Context, s *stack, arms []*commitArm, slice time.Duration, say func(string, ...any)) (err error) {
+	dsn, err := s.database(ctx, "commits")
+	if err != nil {
+		return err
+	}
+	defer s.pool.Exec(context.WithoutCancel(ctx), "drop database if exists commits with (force)")
+	c, err := newCommitter(ctx, dsn)
+	if err != nil {
+		return err
+	}
+	defer c.close()
+	sec := &commitSection{Reference: commitReference, Keys: commitKeys, Workers: commitWorkers}
+	r.Commit = sec
+	samples := make([][]commitSample, len(arms))
+	for round := -1; round < r.Rounds; round++ { // the first is for plans and caches
+		if round >= 0 {
+			sec.Loads = append(sec.Loads, load())
+		}
+		for i, a := range arms {
+			sm, err := c.slice(ctx, s, a, slice)
+			if err != nil {
+				return fmt.Errorf("%s: %w", a.name, err)
+			}
+			if round >= 0 {
+				samples[i] = append(samples[i], sm)
+				say("round %d  %-34s %7.0f commits/s  %5.0f µs", round+1, a.name, sm.rate, sm.server)
+			}
+		}
+	}
+	for i, a := range arms {
+		var rate, ratio, server []float64
+		for n, sm := range samples[i] {
+			rate, server = append(rate, sm.rate), append(server, sm.server)
+			ratio = append(ratio, sm.rate/samples[0][n].rate)
+		}
+		sec.Arms = append(sec.Arms, &commitResult{Name: a.name, Note: a.note, Rate: spreadOf(rate), Ratio: spreadOf(ratio), Server: spreadOf(server)})
+	}
+	return nil
+}
+
 func (s *section) summarise() error {
 	var base []sample
 	for _, a := range s.Arms {
@@ -232,6 +290,17 @@ func (r *report) markdown() string {
 			fmt.Fprintf(&b, "- **%s**: %s.\n", a.Name, a.Note)
 		}
 	}
+	if s := r.Commit; s != nil {
+		fmt.Fprintf(&b, "\n## Committing\n\nA business row and an outbox row, %d workers, %d keys; load average %s.\n\n", s.Workers, s.Keys, strings.Join(s.Loads, ", "))
+		fmt.Fprintf(&b, "| | of %q | commits/s | PostgreSQL CPU µs |\n| --- | --- | --- | --- |\n", s.Reference)
+		for _, a := range s.Arms {
+			fmt.Fprintf(&b, "| %s | %.2f (%.2f–%.2f) | %.0f | %.0f |\n", a.Name, a.Ratio.Median, a.Ratio.Min, a.Ratio.Max, a.Rate.Median, a.Server.Median)
+		}
+		b.WriteString("\n")
+		for _, a := range s.Arms {
+			fmt.Fprintf(&b, "- **%s**: %s.\n", a.Name, a.Note)
+		}
+	}
 	return b.String()
 }
 
@@ -255,6 +324,13 @@ func (r *report) plots(dir string) error {
 			}
 		}
 		errs = append(errs, plotBars(filepath.Join(dir, "latency.svg"), fmt.Sprintf("From commit to consumer at %d events a second, ms (logarithmic)", r.Latency.Rate), bars, true))
+	}
+	if r.Commit != nil {
+		var bars []bar
+		for _, a := range r.Commit.Arms {
+			bars = append(bars, bar{a.Name, a.Ratio.Median})
+		}
+		errs = append(errs, plotBars(filepath.Join(dir, "commit.svg"), "Commits, relative to "+r.Commit.Reference, bars, false))
 	}
 	return errors.Join(errs...)
 }

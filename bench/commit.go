@@ -1,0 +1,251 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/fenceline/fenceline/fencing"
+	"github.com/fenceline/fenceline/migrations"
+	"github.com/fenceline/fenceline/outbox"
+)
+
+// committer is the database that all arms of the commit section write to: the
+// same business table, and the same outbox with its indexes, so that what
+// differs is what protects the commit.
+type committer struct {
+	pool   *pgxpool.Pool
+	fences *fencing.Fences
+	leases []*fencing.Lease
+	n      atomic.Int64
+}
+
+type commitArm struct {
+	name, note string
+	hot        bool // one key for everybody
+	commit     func(ctx context.Context, c *committer, n int64) error
+}
+
+const commitReference = "plain, four round trips"
+
+var commitArms = []commitArm{
+	{name: commitReference, note: "BEGIN, business row, outbox row, COMMIT: what most programs do, and no protection", commit: plainFour},
+	{name: "plain, pipelined", note: "the same in one round trip", commit: plainPipelined},
+	{name: "hand-written fence", note: "BEGIN, lock and compare the token, receipt, business row, outbox row, COMMIT, one after the other; no history, no lives, no sequence", commit: handWritten},
+	{name: "fenceline, callback", note: "Lease.Commit", commit: fencedCallback},
+	{name: "fenceline, batch", note: "Lease.CommitBatch", commit: fencedBatch},
+	{name: "one hot key: plain", note: "four round trips, an update of the key's row among them in place of an insert", hot: true, commit: plainHot},
+	{name: "one hot key: hand-written fence", note: "as above", hot: true, commit: handWritten},
+	{name: "one hot key: fenceline alone", note: "each commit its own transaction", hot: true, commit: fencedAlone},
+	{name: "one hot key: fenceline", note: "as it comes: what waits shares a transaction", hot: true, commit: fencedBatch},
+}
+
+const (
+	commitKeys    = 1000
+	commitWorkers = 16
+
+	insertResult = "insert into public.result (key, note) values ($1, $2)"
+	insertOutbox = "insert into fenceline.outbox (id, aggregatetype, aggregateid, type, payload, topic, key, shard, epoch, token, seq, source, contenttype) values ($1, 'results', $2, 'result', $3, 'results', $2, 7, 1, 1, $4, 'bench', 'application/json')"
+)
+
+var commitPayload = []byte(strings.Repeat("x", 200))
+
+// newCommitter makes the tables and takes the leases.
+func newCommitter(ctx context.Context, dsn string) (*committer, error) {
+	cfg, err := pgxpool.ParseConfig(dsn)
+	if err != nil {
+		return nil, err
+	}
+	cfg.MaxConns, cfg.MinConns = commitWorkers+4, commitWorkers
+	c := &committer{}
+	if c.pool, err = pgxpool.NewWithConfig(ctx, cfg); err != nil {
+		return nil, err
+	}
+	conn, err := pgx.ConnectConfig(ctx, cfg.ConnConfig.Copy())
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close(ctx)
+	m, err := migrations.New(conn, migrations.Config{Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		return nil, err
+	}
+	if _, err := m.Up(ctx, migrations.UpOptions{}); err != nil {
+		return nil, err
+	}
+	for _, sql := range []string{
+		"create table public.result (id bigint generated always as identity primary key, key text not null, note text)",
+		"create table public.counter (key text primary key, n bigint not null default 0) with (fillfactor = 50)",
+		"create table public.hand_fence (key text primary key, token bigint not null)",
+		"create table public.hand_receipt (key text not null, token bigint not null, step text not null, digest bytea not null, primary key (key, token, step))",
+		fmt.Sprintf("insert into public.hand_fence select 'bench/' || i, 1 from generate_series(0, %d) i", commitKeys-1),
+		fmt.Sprintf("insert into public.counter select 'bench/' || i from generate_series(0, %d) i", commitKeys-1),
+	} {
+		if _, err := conn.Exec(ctx, sql); err != nil {
+			return nil, err
+		}
+	}
+	c.fences, err = fencing.New(ctx, c.pool, fencing.Config{Holder: "bench", Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		return nil, err
+	}
+	for i := range commitKeys {
+		l, err := c.fences.Acquire(ctx, fmt.Sprintf("bench/%d", i), fencing.LeaseConfig{TTL: time.Hour})
+		if err != nil {
+			return nil, err
+		}
+		c.leases = append(c.leases, l)
+	}
+	return c, nil
+}
+
+func (c *committer) close() {
+	for _, l := range c.leases {
+		_ = l.Release(context.Background())
+	}
+	c.pool.Close()
+}
+
+// key is the n-th commit's: a hot one is the first for everybody.
+func (c *committer) lease(n int64) *fencing.Lease {
+	if n < 0 {
+		return c.leases[0]
+	}
+	return c.leases[n%int64(len(c.leases))]
+}
+
+func plainFour(ctx context.Context, c *committer, n int64) error {
+	key := c.lease(n).Position().Key
+	return pgx.BeginFunc(ctx, c.pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, insertResult, key, "x"); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, insertOutbox, uuid.Must(uuid.NewV7()), key, commitPayload, step(n)+2)
+		return err
+	})
+}
+
+func plainHot(ctx context.Context, c *committer, n int64) error {
+	key := c.lease(n).Position().Key
+	return pgx.BeginFunc(ctx, c.pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, "update public.counter set n = n + 1 where key = $1", key); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, insertOutbox, uuid.Must(uuid.NewV7()), key, commitPayload, step(n)+2)
+		return err
+	})
+}
+
+func plainPipelined(ctx context.Context, c *committer, n int64) error {
+	key := c.lease(n).Position().Key
+	batch := &pgx.Batch{}
+	batch.Queue("begin")
+	batch.Queue(insertResult, key, "x")
+	batch.Queue(insertOutbox, uuid.Must(uuid.NewV7()), key, commitPayload, step(n)+2)
+	batch.Queue("commit")
+	return c.pool.SendBatch(ctx, batch).Close()
+}
+
+// handWritten is the fence that people write: right as far as it goes.
+func handWritten(ctx context.Context, c *committer, n int64) error {
+	key := c.lease(n).Position().Key
+	return pgx.BeginFunc(ctx, c.pool, func(tx pgx.Tx) error {
+		var token int64
+		if err := tx.QueryRow(ctx, "select token from public.hand_fence where key = $1 for update", key).Scan(&token); err != nil {
+			return err
+		}
+		if token != 1 {
+			return fmt.Errorf("stale token")
+		}
+		if _, err := tx.Exec(ctx, "insert into public.hand_receipt (key, token, step, digest) values ($1, 1, $2, $3)", key, strconv.FormatInt(n, 10), commitPayload[:32]); err != nil {
+			return err
+		}
+		if _, err := tx.Exec(ctx, insertResult, key, "x"); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, insertOutbox, uuid.Must(uuid.NewV7()), key, commitPayload, step(n)+2)
+		return err
+	})
+}
+
+func step(n int64) int64 { return max(n, -n) }
+
+func commitContent(n int64) fencing.Content {
+	return fencing.Content{Step: strconv.FormatInt(n, 10), Type: "application/json", Bytes: commitPayload}
+}
+
+func commitEvent() outbox.Event {
+	return outbox.Event{Topic: "results", Type: "result", Payload: commitPayload}
+}
+
+func fencedCallback(ctx context.Context, c *committer, n int64) error {
+	_, err := c.lease(n).Commit(ctx, commitContent(n), func(ctx context.Context, tx fencing.Tx) error {
+		if _, err := tx.Exec(ctx, insertResult, tx.Gate().Key, "x"); err != nil {
+			return err
+		}
+		return outbox.Append(ctx, tx, commitEvent())
+	})
+	return err
+}
+
+func queueCommit(ctx context.Context) func(*fencing.Batch) error {
+	return func(b *fencing.Batch) error {
+		b.Queue(insertResult, b.Gate().Key, "x")
+		return outbox.Append(ctx, b, commitEvent())
+	}
+}
+
+func fencedBatch(ctx context.Context, c *committer, n int64) error {
+	_, err := c.lease(n).CommitBatch(ctx, commitContent(n), queueCommit(ctx))
+	return err
+}
+
+func fencedAlone(ctx context.Context, c *committer, n int64) error {
+	_, err := c.fences.CommitBatch(ctx, c.lease(n).Position(), commitContent(n), queueCommit(ctx))
+	return err
+}
+
+// commitSample is one arm's slice of a round.
+type commitSample struct{ rate, server float64 }
+
+// slice lets all workers commit for a time. A hot arm's numbers are negative,
+// which is how lease knows it.
+func (c *committer) slice(ctx context.Context, s *stack, a *commitArm, d time.Duration) (commitSample, error) {
+	sign := int64(1)
+	if a.hot {
+		sign = -1
+	}
+	before, began := cpuOf(s.postgres.PID()), time.Now()
+	var done atomic.Int64
+	var mu sync.Mutex
+	var failed error
+	var wg sync.WaitGroup
+	for range commitWorkers {
+		wg.Go(func() {
+			for time.Since(began) < d && ctx.Err() == nil {
+				if err := a.commit(ctx, c, sign*c.n.Add(1)); err != nil {
+					mu.Lock()
+					failed = err
+					mu.Unlock()
+					return
+				}
+				done.Add(1)
+			}
+		})
+	}
+	wg.Wait()
+	if failed != nil {
+		return commitSample{}, failed
+	}
+	n := float64(max(1, done.Load()))
+	return commitSample{rate: n / time.Since(began).Seconds(), server: float64((cpuOf(s.postgres.PID()) - before).Microseconds()) / n}, nil
+}
