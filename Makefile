@@ -41,6 +41,10 @@ test-pg18: ## Run the suites that rest on PostgreSQL against version 18, fetched
 long: ## Run the long suites at full length, against Apache Kafka
 	FENCELINE_LONG=1 $(STACK) -kafka -- go test -timeout 2h $(ARGS) $(PKG)
 
+.PHONY: bench
+bench: ## Measure against the field, an hour; ARGS=-quick for minutes (bench/README.md)
+	cd bench && go run . $(ARGS)
+
 .PHONY: bench-fencing
 bench-fencing: ## Print what a fenced commit costs, as ratios (docs/performance.md)
 	go test ./fencing -run '^$$' -bench 'CommitAgainstAPlainTransaction|UnderAHeldSnapshot|TakeoverUnderLoad|RenewalOfAThousandLeases' -benchtime 1x -timeout 1h $(ARGS)
