@@ -36,7 +36,7 @@ var Layers = []Layer{
 var Confinements = []Confined{
 	{
 		Modules: []string{"github.com/segmentio/kafka-go"},
-		Dirs:    []string{"relay/kafkapub", "consumer/kafkasource", "internal/devstack", "internal/kafkatest", "cmd"},
+		Dirs:    []string{"relay/kafkapub", "consumer/kafkasource", "internal/devstack", "internal/kafkatest", "internal/kafkasec", "cmd"},
 		Because: "another Kafka client must be able to take its place",
 	},
 	{

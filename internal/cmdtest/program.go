@@ -155,6 +155,9 @@ func (p *Process) WaitFor(t testing.TB, what string, ok func() bool) {
 // Logged reports whether the program has printed text to standard error.
 func (p *Process) Logged(text string) bool { return strings.Contains(p.stderr.String(), text) }
 
+// Stderr is what the program has printed to standard error so far.
+func (p *Process) Stderr() string { return p.stderr.String() }
+
 // buffer may be read while it is written.
 type buffer struct {
 	mu sync.Mutex

@@ -7,16 +7,39 @@ import (
 	"net"
 	"strings"
 	"time"
+
+	"github.com/fenceline/fenceline/internal/kafkasec"
 )
 
 // Kafka is the settings of a command's brokers.
 type Kafka struct {
-	Brokers []string
+	Brokers  []string
+	Security kafkasec.Config
 }
 
 // Register adds them to a set.
 func (k *Kafka) Register(s *Set) {
 	s.List(&k.Brokers, "kafka", "KAFKA_BROKERS", "", "Kafka brokers to begin with, host:port, separated by commas", Required(), Check(CheckBrokers))
+	k.security(s)
+}
+
+// RegisterOptional adds them to a set whose command can do without Kafka.
+func (k *Kafka) RegisterOptional(s *Set) {
+	s.List(&k.Brokers, "kafka", "KAFKA_BROKERS", "", "Kafka brokers to begin with, host:port, separated by commas; without them Kafka is left out", Check(CheckBrokers))
+	k.security(s)
+}
+
+func (k *Kafka) security(s *Set) {
+	c := &k.Security
+	s.Bool(&c.TLS, "kafka-tls", "KAFKA_TLS", "encrypt the connections to Kafka, and check the brokers' certificates")
+	s.String(&c.CAFile, "kafka-ca-file", "KAFKA_CA_FILE", "", "PEM file with the authorities that have signed them; the system's if empty")
+	s.String(&c.CertFile, "kafka-cert-file", "KAFKA_CERT_FILE", "", "PEM file with a client certificate, where brokers want one")
+	s.String(&c.KeyFile, "kafka-key-file", "KAFKA_KEY_FILE", "", "PEM file with its key")
+	s.String(&c.ServerName, "kafka-server-name", "KAFKA_SERVER_NAME", "", "name to check the brokers' certificates against; each broker's host name if empty")
+	s.String(&c.Mechanism, "kafka-sasl", "KAFKA_SASL", "", "how to authenticate to Kafka: plain (with TLS only), scram-sha-256 or scram-sha-512; not at all if empty",
+		Check(OneOf(kafkasec.Plain, kafkasec.ScramSHA256, kafkasec.ScramSHA512)))
+	s.String(&c.User, "kafka-user", "KAFKA_USER", "", "user to authenticate as")
+	s.String((*string)(&c.Password), "kafka-password", "KAFKA_PASSWORD", "", "password to authenticate with", Secret())
 }
 
 // CheckBrokers is the rule for a list of brokers.

@@ -102,10 +102,10 @@ func openDir(t *testing.T, owner *supervise.User) string {
 // until waits for something that another process does.
 func until(t *testing.T, what string, done func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for !done() {
 		if time.Now().After(deadline) {
-			t.Fatalf("not so after 20 s: %s", what)
+			t.Fatalf("not so after a minute: %s", what)
 		}
 		time.Sleep(10 * time.Millisecond)
 	}

@@ -115,3 +115,30 @@ func Apache(t testing.TB, cfg apachekafka.Config) *apachekafka.Broker {
 	})
 	return broker
 }
+
+// ApacheCluster starts an Apache Kafka of three brokers for this test alone, whose topics have three replicas and need
+// two for an acknowledgement. In a run against kfake the test is skipped.
+func ApacheCluster(t testing.TB, cfg apachekafka.Config) *apachekafka.Cluster {
+	t.Helper()
+	if !Real(t) {
+		t.Skipf("needs Apache Kafka: runs with %s=apache only", EnvKind)
+	}
+	if cfg.MaxHeapMB == 0 {
+		cfg.MaxHeapMB = 256
+	}
+	if cfg.StartTimeout == 0 {
+		cfg.StartTimeout = 2 * time.Minute
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
+	defer cancel()
+	cluster, err := apachekafka.StartCluster(ctx, 3, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := cluster.Stop(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	return cluster
+}

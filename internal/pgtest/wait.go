@@ -14,7 +14,7 @@ type Querier interface {
 }
 
 // waitTimeout bounds how long an event of another session is waited for.
-const waitTimeout = 20 * time.Second
+const waitTimeout = time.Minute
 
 // WaitBlocked waits until the session with process id pid waits for a lock that the sessions by hold or are queued for
 // in front of it: until pg_blocking_pids names all of them, or, when by is empty, anybody. It fails the test after
@@ -29,14 +29,14 @@ func WaitBlocked(t testing.TB, q Querier, pid uint32, by ...uint32) {
 		"select cardinality(pg_blocking_pids($1)) > 0 and pg_blocking_pids($1) @> $2::int[]", int32(pid), want)
 }
 
-// WaitGone waits until the server has no session with process id pid. It fails the test after twenty seconds.
+// WaitGone waits until the server has no session with process id pid. It fails the test after a minute.
 func WaitGone(t testing.TB, q Querier, pid uint32) {
 	t.Helper()
 	waitFor(t, "session gone", q,
 		"select not exists (select from pg_stat_activity where pid = $1)", int32(pid))
 }
 
-// WaitTrue waits until a query that returns one boolean returns true. It fails the test after twenty seconds.
+// WaitTrue waits until a query that returns one boolean returns true. It fails the test after a minute.
 func WaitTrue(t testing.TB, q Querier, sql string, args ...any) {
 	t.Helper()
 	waitFor(t, sql, q, sql, args...)

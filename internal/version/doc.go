@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"runtime"
 	"runtime/debug"
+	"strings"
 )
 
 // injected is set by the linker: -ldflags "-X …/internal/version.injected=v1.2.3".
@@ -38,4 +39,11 @@ func String() string {
 		v += " (" + revision + ")"
 	}
 	return fmt.Sprintf("%s, %s %s/%s", v, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+}
+
+// Short gives the version alone, for a label.
+func Short() string {
+	v, _, _ := strings.Cut(String(), ",")
+	v, _, _ = strings.Cut(v, " (")
+	return v
 }

@@ -117,7 +117,7 @@ func TestTheServersServeTheCommandAndGoWhenTeststackIsKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, addr := range append([]string{dsn.Host}, fields[1:]...) {
-		deadline := time.Now().Add(20 * time.Second)
+		deadline := time.Now().Add(time.Minute)
 		for {
 			c, err := net.Dial("tcp", addr)
 			if err != nil {

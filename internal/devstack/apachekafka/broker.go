@@ -26,6 +26,9 @@ type Config struct {
 	// MaxHeapMB is the Java heap's limit. Defaults to 384, enough for functional tests.
 	MaxHeapMB int
 
+	// Secure adds a listener with encryption and authentication. Defaults to none.
+	Secure *Secure
+
 	// Progress is told what a person waiting should know: that jars are being fetched. Defaults to nobody.
 	Progress func(string)
 
@@ -42,7 +45,11 @@ type Broker struct {
 	extra []string // further flags for Java
 	dir   string   // scratch: data, configuration, log
 	port  int
-	guard *supervise.Guard
+	// securePort is the port of the listener of Config.Secure.
+	securePort int
+	guard      *supervise.Guard
+	// member is what a broker of a Cluster knows of it; nil for a node alone.
+	member *member
 
 	mu      sync.Mutex
 	process *supervise.Process // nil while none runs
@@ -65,18 +72,8 @@ func Start(ctx context.Context, cfg Config) (*Broker, error) {
 }
 
 func start(ctx context.Context, kafka install, cfg Config, extra ...string) (_ *Broker, err error) {
-	if cfg.MaxHeapMB == 0 {
-		cfg.MaxHeapMB = 384
-	}
-	if cfg.StartTimeout == 0 {
-		cfg.StartTimeout = time.Minute
-	}
-	b := &Broker{cfg: cfg, kafka: kafka, extra: extra}
-	if b.dir, err = devstack.ScratchDir("kafka", true, nil); err != nil {
-		return nil, err
-	}
-	if b.guard, err = supervise.NewGuard(b.dir); err != nil {
-		_ = os.RemoveAll(b.dir)
+	b, err := prepare(kafka, cfg, extra...)
+	if err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -102,6 +99,25 @@ func start(ctx context.Context, kafka install, cfg Config, extra ...string) (_ *
 			return nil, err
 		}
 	}
+}
+
+// prepare makes a broker that has a folder and nothing else yet.
+func prepare(kafka install, cfg Config, extra ...string) (_ *Broker, err error) {
+	if cfg.MaxHeapMB == 0 {
+		cfg.MaxHeapMB = 384
+	}
+	if cfg.StartTimeout == 0 {
+		cfg.StartTimeout = time.Minute
+	}
+	b := &Broker{cfg: cfg, kafka: kafka, extra: extra}
+	if b.dir, err = devstack.ScratchDir("kafka", true, nil); err != nil {
+		return nil, err
+	}
+	if b.guard, err = supervise.NewGuard(b.dir); err != nil {
+		_ = os.RemoveAll(b.dir)
+		return nil, err
+	}
+	return b, nil
 }
 
 // Addr is the address that clients connect to, host:port. It stays the same over Restart.
@@ -160,7 +176,7 @@ func (b *Broker) configure() error {
 	b.port = port
 	properties := map[string]string{
 		"process.roles":                       "broker,controller",
-		"node.id":                             "1",
+		"node.id":                             strconv.Itoa(b.id()),
 		"controller.quorum.bootstrap.servers": fmt.Sprintf("127.0.0.1:%d", controller),
 		"controller.listener.names":           "CONTROLLER",
 		"listeners":                           fmt.Sprintf("PLAINTEXT://127.0.0.1:%d,CONTROLLER://127.0.0.1:%d", port, controller),
@@ -180,6 +196,14 @@ func (b *Broker) configure() error {
 		// The default takes 128 MB of heap.
 		"log.cleaner.dedupe.buffer.size": "2097152",
 	}
+	if err := b.secure(properties); err != nil {
+		return err
+	}
+	return b.write(properties)
+}
+
+// write makes server.properties of ours and the caller's.
+func (b *Broker) write(properties map[string]string) error {
 	maps.Copy(properties, b.cfg.Properties)
 	var lines strings.Builder
 	for _, name := range slices.Sorted(maps.Keys(properties)) {
@@ -189,6 +213,14 @@ func (b *Broker) configure() error {
 		return fmt.Errorf("apachekafka: %w", err)
 	}
 	return nil
+}
+
+// id is the broker's node id.
+func (b *Broker) id() int {
+	if b.member != nil {
+		return b.member.id
+	}
+	return 1
 }
 
 func (b *Broker) properties() string { return filepath.Join(b.dir, "server.properties") }
@@ -218,8 +250,11 @@ func (b *Broker) format(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, b.cfg.StartTimeout)
 	defer cancel()
 	// The cluster id is any 22 characters of base64: nothing but this node ever joins.
-	process, err := b.java([]string{"-Xshare:auto"}, "kafka.tools.StorageTool",
-		"format", "--standalone", "-t", "fenceline-test-cluster", "-c", b.properties())
+	args := []string{"format", "-t", "fenceline-test-cluster", "-c", b.properties()}
+	if b.member == nil {
+		args = append(args, "--standalone")
+	}
+	process, err := b.java([]string{"-Xshare:auto"}, "kafka.tools.StorageTool", args...)
 	if err != nil {
 		return err
 	}
@@ -251,7 +286,7 @@ func (b *Broker) run(ctx context.Context) error {
 	ready := make(chan error, 1)
 	readyCtx, stopAsking := context.WithCancel(ctx)
 	defer stopAsking()
-	go func() { ready <- waitReady(readyCtx, b.Addr()) }()
+	go func() { ready <- waitReady(readyCtx, b.Addr(), b.id()) }()
 	select {
 	case <-process.Done():
 		return fmt.Errorf("apachekafka: Kafka ended while starting: %w: %s", process.Err(), tail(b.logFile()))

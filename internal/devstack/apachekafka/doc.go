@@ -1,4 +1,5 @@
-// Package apachekafka runs a real Apache Kafka, one node in KRaft mode, for the life of this process.
+// Package apachekafka runs a real Apache Kafka in KRaft mode, one node or a [Cluster] of several, for the life of this
+// process.
 //
 // It needs Java 17 or newer and Maven: the jars are fetched by Maven once into devstack's cache, from the pom.xml in
 // this folder. The first run also makes an archive of the loaded classes there, which halves every later start (one

@@ -11,8 +11,8 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
-// waitReady waits until the broker at addr has answered everything that a client's first calls need.
-func waitReady(ctx context.Context, addr string) error {
+// waitReady waits until the broker at addr, of that node id, has answered everything that a client's first calls need.
+func waitReady(ctx context.Context, addr string, id int) error {
 	client, err := kgo.NewClient(kgo.SeedBrokers(addr))
 	if err != nil {
 		return err
@@ -26,10 +26,15 @@ func waitReady(ctx context.Context, addr string) error {
 	}{
 		{"metadata", func(ctx context.Context) error {
 			r, err := kmsg.NewPtrMetadataRequest().RequestWith(ctx, broker)
-			if err == nil && len(r.Brokers) != 1 {
-				err = fmt.Errorf("it lists %d brokers", len(r.Brokers))
+			if err != nil {
+				return err
 			}
-			return err
+			for _, b := range r.Brokers {
+				if b.NodeID == int32(id) {
+					return nil
+				}
+			}
+			return fmt.Errorf("it lists %d brokers, and not itself", len(r.Brokers))
 		}},
 		{"group coordinator", func(ctx context.Context) error {
 			request := kmsg.NewPtrFindCoordinatorRequest()
