@@ -40,7 +40,7 @@ func invocations(t *testing.T) []invocation {
 			found = append(found, invocation{name + ", health check", check.Test[1:], nil})
 		}
 	}
-	return found
+	return append(found, manifestInvocations(t)...)
 }
 
 // TestEachCommandFlagAndVariableExistsInThePrograms asks the built programs for

@@ -50,7 +50,7 @@ func (w *world) won(c <-chan campaigned) *fencing.Lease {
 	case got := <-c:
 		w.ok(got.err)
 		return got.lease
-	case <-time.After(20 * time.Second):
+	case <-time.After(time.Minute):
 		w.Fatal("the campaign goes on")
 		panic("unreachable")
 	}
@@ -107,8 +107,9 @@ func TestTheWaitersOfAProcessQueueAndOneOfThemAsks(t *testing.T) {
 	w.inLine("k", "a")
 	w.ok(first.Release(ctx))
 	wg.Wait() // each is woken by the release before it
-	// The winner's, and one that was told "held" now and then.
-	if got := acquires.Load(); got > 3*n {
+	// The winner's, and one that was told "held" now and then, more often on a
+	// busy machine; if all who wait asked at each release, more than ten times n.
+	if got := acquires.Load(); got > 6*n {
 		t.Errorf("%d questions for %d leases", got, n)
 	}
 	if got := value[int](w, "select count(*) from fenceline.turn where key = 'k' and why = 'acquire'"); got != n+1 {
@@ -198,7 +199,7 @@ func TestACampaignThatIsCalledOffSaysWhoHadTheLease(t *testing.T) {
 	first := b.campaignLater(until, "k", patient)
 	w.inLine("k", "b")
 	// The database has answered; now it has the answer, too.
-	for deadline := time.Now().Add(20 * time.Second); b.pool.Stat().AcquiredConns() != 0; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); b.pool.Stat().AcquiredConns() != 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("the answer does not arrive")
 		}

@@ -63,11 +63,11 @@ func TestACrashOfTheServerAtAnyPointOfACommitOrTakeoverLosesNothingAcknowledged(
 	hold := w.session(w.dsn)
 	_, err := hold.Exec(ctx, "begin; lock table fenceline.turn in share mode")
 	w.ok(err)
-	pid := b.pid()
+	b.pool.Reset() // its connections of before the crashes
 	bounded, cancel := context.WithCancel(ctx)
 	taken := make(chan error, 1)
 	go func() { _, err := b.Acquire(bounded, "k", long); taken <- err }()
-	pgtest.WaitBlocked(t, w.admin, pid, hold.PgConn().PID())
+	pgtest.WaitTrue(t, w.admin, "select exists (select from pg_stat_activity where $1 = any (pg_blocking_pids(pid)))", int32(hold.PgConn().PID()))
 	cancel() // or Acquire would ask again
 	w.crash()
 	if err := <-taken; err == nil {

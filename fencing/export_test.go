@@ -4,7 +4,7 @@ import "time"
 
 // WaitInLine waits until n commits stand in a lease's line.
 func WaitInLine(l *Lease, n int) {
-	for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
 		l.line.mu.Lock()
 		there := len(l.line.waiting)
 		l.line.mu.Unlock()

@@ -37,6 +37,11 @@ type Config struct {
 	// full_page_writes off, on which no promise holds. For tests on throw-away
 	// servers. Defaults to false.
 	AllowUnsafeDatabase bool
+	// Wake is called after each commit that has appended events through its
+	// transaction, before the commit returns: it must not block. outbox.Waker has
+	// one that wakes the relay. A transaction of Enter is the caller's, who calls
+	// it himself. Defaults to nobody.
+	Wake func()
 	// Logger receives what a lease's renewals meet. Defaults to slog.Default.
 	Logger *slog.Logger
 }

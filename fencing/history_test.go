@@ -80,7 +80,7 @@ func TestACopyOfTheDatabaseRefusesUntilAnOperatorHasSpoken(t *testing.T) {
 	a.pool.Reset()
 	w.admin.Reset()
 	// Nobody may be connected to the original; closed connections take a moment.
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for {
 		_, err = server.Exec(ctx, "create database "+pgx.Identifier{name}.Sanitize()+" template "+pgx.Identifier{original}.Sanitize()+" strategy file_copy")
 		if sqlstate(err) != "55006" || time.Now().After(deadline) {

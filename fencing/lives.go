@@ -83,6 +83,9 @@ func (f *Fences) close(ctx context.Context, pos Position, timeout time.Duration)
 	case err != nil && !errors.Is(err, ErrNotReplicated):
 		return Closing{}, err
 	}
+	if f.cfg.Wake != nil {
+		f.cfg.Wake() // for the end records
+	}
 	return c, err
 }
 

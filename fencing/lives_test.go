@@ -467,8 +467,7 @@ func (k *worker) sweep(cfg fencing.SweepConfig) fencing.SweepReport {
 // published stores a relay's cursor that is behind everything committed.
 func (w *world) published() {
 	w.Helper()
-	w.exec(`insert into fenceline.relay_checkpoint (n, epoch, token, s1, low, pair_low, pair_xid)
-		select coalesce(max(n), 0) + 1, 1, 1, pg_current_snapshot(), 0, 0, '3' from fenceline.relay_checkpoint`)
+	w.exec(`insert into fenceline.relay_checkpoint (epoch, token, s1, low, pair_low, pair_xid) values (1, 1, pg_current_snapshot(), 0, 0, '3')`)
 }
 
 // The first answer is lost, and then there is no connection for the second

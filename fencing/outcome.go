@@ -41,6 +41,26 @@ const (
 // caller's deadline does not reach it: a COMMIT that is cancelled may still
 // happen. Of ctx only the values are used.
 func (f *Fences) finish(ctx context.Context, conn *pgx.Conn, statements []statement) outcome {
+	o := f.send(ctx, conn, statements)
+	f.announce(o, statements)
+	return o
+}
+
+// announce tells of events that are, or may be, committed. Never before: NOTIFY in
+// the transaction itself would have the commits of the whole server queue up.
+func (f *Fences) announce(o outcome, statements []statement) {
+	if f.cfg.Wake == nil || o.fate == refused || o.fate == rolledBack {
+		return
+	}
+	for _, s := range statements {
+		if s.sql == f.sql.append {
+			f.cfg.Wake()
+			return
+		}
+	}
+}
+
+func (f *Fences) send(ctx context.Context, conn *pgx.Conn, statements []statement) outcome {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), f.cfg.CommitTimeout)
 	defer cancel()
 	forgetNotice(conn.PgConn())

@@ -21,20 +21,20 @@ var granted = map[string]struct{ execute, read, readSome, sequences []string }{
 	schema.KindProducer: {execute: []string{"acquire", "renew", "release", "hand_over", "rotate", "history_follow", "enter", "enter_many", "set_result", "append", "append_one", "protect", "unprotect", "_refuse_write", "_refuse_truncate", "protected", "_with_partitions"}},
 	schema.KindAdvancer: {execute: []string{"advance", "history_follow"}},
 	schema.KindRelay: {
-		execute:   []string{"relay_acquire", "relay_renew", "relay_release", "relay_hand_over", "history_follow", "relay_checkpoint"},
-		read:      []string{"outbox", "relay_checkpoint", "relay_held", "relay_fork"},
+		execute:   []string{"relay_acquire", "relay_renew", "relay_release", "relay_hand_over", "history_follow", "relay_checkpoint", "relay_meet", "relay_leave", "outbox_partitions", "outbox_rotate", "outbox_drop", "outbox_delete", "relay_held_auto", "relay_held_settle", "relay_topic_pin", "relay_topic_judge", "relay_republished"},
+		read:      []string{"outbox", "relay_checkpoint", "relay_held", "relay_fork", "relay_pause", "lease", "relay_instance", "relay_topic", "history", "head"},
 		sequences: []string{"outbox_pos"},
 	},
 	schema.KindOperator: {
-		execute:   []string{"history_bump", "history_confirm", "history_on_new", "history_restamp", "expire_lease", "set_owner", "protect", "unprotect", "_refuse_write", "_refuse_truncate", "protected", "_with_partitions"},
-		read:      []string{"history", "history_change", "fence", "lease", "turn", "head", "relay_checkpoint", "relay_held", "relay_fork"},
+		execute:   []string{"history_bump", "history_confirm", "history_on_new", "history_restamp", "expire_lease", "set_owner", "protect", "unprotect", "_refuse_write", "_refuse_truncate", "protected", "_with_partitions", "outbox_partitions", "outbox_rotate", "outbox_drop", "outbox_delete", "relay_set_pause", "relay_held_retry", "relay_held_skip", "relay_topic_retire", "relay_topic_accept"},
+		read:      []string{"history", "history_change", "fence", "lease", "turn", "head", "relay_checkpoint", "relay_held", "relay_fork", "relay_instance", "relay_pause", "relay_topic", "relay_audit"},
 		readSome:  []string{"receipt", "outbox"}, // all but results and payloads
 		sequences: []string{"outbox_pos"},
 	},
 	schema.KindConsumer: {},
 	schema.KindMonitor: {
-		execute:   []string{"protected", "_with_partitions"},
-		read:      []string{"history", "history_change", "fence", "lease", "turn", "head", "relay_checkpoint", "relay_held", "relay_fork"},
+		execute:   []string{"protected", "_with_partitions", "outbox_partitions"},
+		read:      []string{"history", "history_change", "fence", "lease", "turn", "head", "relay_checkpoint", "relay_held", "relay_fork", "relay_instance", "relay_pause", "relay_topic", "relay_audit"},
 		readSome:  []string{"receipt", "outbox"},
 		sequences: []string{"outbox_pos"},
 	},

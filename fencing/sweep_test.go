@@ -177,8 +177,8 @@ func staysUntilPublished(w *world) {
 	// Receipts and turns first, so that only the publishing decides.
 	op.sweep(soon)
 	cursor := func(s1 string, s2 *string, last int64) {
-		w.exec(`insert into fenceline.relay_checkpoint (n, epoch, token, s1, low, s2, high, low2, last_pos, pair_low, pair_xid)
-			select coalesce(max(n), 0) + 1, 1, 1, $1::text::pg_snapshot, 0, $2::text::pg_snapshot, 0, 0, $3, 0, '3' from fenceline.relay_checkpoint`, s1, s2, last)
+		w.exec(`insert into fenceline.relay_checkpoint (epoch, token, s1, low, s2, high, low2, last_pos, pair_low, pair_xid)
+			values (1, 1, $1::text::pg_snapshot, 0, $2::text::pg_snapshot, 0, 0, $3, 0, '3')`, s1, s2, last)
 	}
 	stays := func(why, reason string) {
 		w.Helper()

@@ -118,7 +118,7 @@ func (b *bundle) one(sql string, args ...any) (value string) {
 // until polls a query that answers true or false.
 func (b *bundle) until(what, sql string, args ...any) {
 	b.t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for b.one("select ("+sql+")::text", args...) != "true" {
 		if time.Now().After(deadline) {
 			b.t.Fatalf("not within 20 s: %s", what)

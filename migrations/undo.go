@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/fenceline/fenceline/internal/schema"
 	"github.com/jackc/pgx/v5"
@@ -124,12 +125,31 @@ func (m *Migrator) losses(ctx context.Context, tx pgx.Tx, step Step, last *migra
 	if err := tx.QueryRow(ctx, m.expand(selectSeeds), string(last.Part), last.Version).Scan(&seeds); err != nil {
 		return nil, fmt.Errorf("migrations: read what %s seeded: %w", last, err)
 	}
+	carried := carriedBy(last.down)
+	losses = slices.DeleteFunc(losses, func(l Loss) bool { return slices.Contains(carried, strings.TrimSuffix(l.Table+"."+l.Column, ".")) })
 	for i := range losses {
 		if err := m.count(ctx, tx, &losses[i], seeds); err != nil {
 			return nil, err
 		}
 	}
 	return slices.DeleteFunc(losses, func(l Loss) bool { return l.Rows == 0 }), nil
+}
+
+// noLoss begins the line in which a down file says what goes without a loss:
+// tables, and columns as table.column, that it carries over into what remains,
+// or that hold nothing beyond the moment.
+const noLoss = "-- no loss: "
+
+func carriedBy(down string) []string {
+	for line := range strings.Lines(down) {
+		if names, ok := strings.CutPrefix(line, noLoss); ok {
+			return strings.Split(strings.TrimSpace(names), ", ")
+		}
+		if !strings.HasPrefix(line, "--") {
+			break
+		}
+	}
+	return nil
 }
 
 // count locks a table that is about to lose something and counts its rows that

@@ -21,7 +21,7 @@ type Event struct {
 	ID uuid.UUID
 	// Topic is the Kafka topic. The event is in the stream (topic, key of the
 	// fence) from now on, wherever copies of it go. Defaults to
-	// "outbox.event." and AggregateType, as Debezium's outbox event router has it.
+	// what an [Appender] derives, or [DebeziumTopic].
 	Topic string
 	// AggregateType is what kind of thing the key is. Defaults to Topic.
 	AggregateType string
@@ -62,8 +62,8 @@ func (e Event) withDefaults() Event {
 	if e.ID == uuid.Nil {
 		e.ID = uuid.Must(uuid.NewV7()) // fails only where the system has no randomness
 	}
-	if e.Topic == "" && e.AggregateType != "" {
-		e.Topic = "outbox.event." + e.AggregateType
+	if e.Topic == "" {
+		e.Topic = DebeziumTopic(e)
 	}
 	if e.AggregateType == "" {
 		e.AggregateType = e.Topic

@@ -22,6 +22,7 @@ type vectors struct {
 	Records   []recordVector    `json:"records"`
 	Malformed []malformedVector `json:"malformed"`
 	Partition []partitionVector `json:"partition"`
+	SkipIDs   []skipIDVector    `json:"skip_ids"`
 }
 
 // recordVector is a record and what it means.
@@ -90,6 +91,14 @@ type recordMeaning struct {
 	Headers     [][2]string `json:"headers,omitempty"`
 }
 
+// skipIDVector: the ce_id of the marker for the events from … of the one with
+// the id event.
+type skipIDVector struct {
+	Event  string `json:"event"`
+	From   int64  `json:"from,string"`
+	Marker string `json:"marker"`
+}
+
 type partitionVector struct {
 	Key     string `json:"key"`
 	Murmur2 int32  `json:"murmur2"` // as Java prints it
@@ -121,8 +130,15 @@ func exampleRecords() []struct {
 		})},
 		{"a key and a subject that are not ASCII", edit(func(r *Record) { r.Key, r.Subject = "katalog/süd", "日本" })},
 		{"without subject and content type", edit(func(r *Record) { r.Subject, r.ContentType = "", "" })},
-		{"a skip marker", edit(func(r *Record) { r.Kind, r.From, r.Payload = KindSkip, 40, []byte{} })},
-		{"a skip marker at the start of a life", edit(func(r *Record) { r.Kind, r.From, r.History, r.Payload = KindSkip, 1, 1767300000000000, []byte{} })},
+		{"a skip marker", Skip(&base, 40, at.Add(time.Hour))},
+		{"a skip marker for the first event of a life", func() Record {
+			first := edit(func(r *Record) { r.Seq, r.History, r.Prev = 1, 1767300000000000, &Prev{1767312345678901, 17} })
+			return Skip(&first, 1, at.Add(time.Hour))
+		}()},
+		{"a skip marker for the first event of a life and more, which a reader takes too", edit(func(r *Record) {
+			*r = Skip(r, 1, at.Add(time.Hour))
+			r.History = 1767300000000000
+		})},
 		{"an end record", edit(func(r *Record) { r.Kind, r.Payload = KindEnd, []byte{} })},
 		{"a copy in another topic", edit(func(r *Record) { r.Topic = "quakes.replay" })},
 		{"the largest numbers", edit(func(r *Record) { r.Epoch, r.Token, r.Seq = 1<<63-1, 1<<63-1, 1<<63-1 })},
@@ -167,6 +183,12 @@ func present() (v vectors) {
 		}
 		v.Malformed = append(v.Malformed, malformedVector{c.name, c.header, k})
 	}
+	for _, id := range []string{"0192f0c1-2b3c-7def-8123-456789abcdef", "00000000-0000-0000-0000-000000000000"} {
+		for _, from := range []int64{1, 2, 40, 1<<63 - 1} {
+			m := Skip(&Record{ID: uuid.MustParse(id), Seq: from}, from, time.Time{})
+			v.SkipIDs = append(v.SkipIDs, skipIDVector{id, from, m.ID.String()})
+		}
+	}
 	for _, key := range []string{"a", "ab", "abc", "abcd", "abcde", "21", "foobar", "catalogue/ci", "catalogue/nc", "katalog/süd", "日本", "a-little-bit-longer-string"} {
 		v.Partition = append(v.Partition, partitionVector{key, int32(Murmur2([]byte(key))), Partition([]byte(key), 12), Shard(key)})
 	}
@@ -196,6 +218,7 @@ func (v vectors) text(t *testing.T) []byte {
 	b.WriteString("{\n")
 	lines("records", ",", len(v.Records), func(i int) any { return v.Records[i] })
 	lines("malformed", ",", len(v.Malformed), func(i int) any { return v.Malformed[i] })
+	lines("skip_ids", ",", len(v.SkipIDs), func(i int) any { return v.SkipIDs[i] })
 	lines("partition", "", len(v.Partition), func(i int) any { return v.Partition[i] })
 	b.WriteString("}\n")
 	return b.Bytes()

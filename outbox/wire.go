@@ -62,13 +62,34 @@ func (e *MalformedError) Error() string {
 // AppendWireHeaders appends the headers of r as they travel. The same record
 // gives the same bytes each time: a republished copy is byte-identical.
 func AppendWireHeaders(dst []WireHeader, r *Record) []WireHeader {
+	dst, _ = appendWireHeaders(dst, nil, r)
+	return dst
+}
+
+// WireEncoder makes the headers of one record after the other in memory that
+// it keeps. The zero value is ready; it is for one goroutine.
+type WireEncoder struct {
+	headers []WireHeader
+	values  []byte
+}
+
+// Headers gives what [AppendWireHeaders] does, until the next call.
+func (e *WireEncoder) Headers(r *Record) []WireHeader {
+	e.headers, e.values = appendWireHeaders(e.headers[:0], e.values[:0], r)
+	return e.headers
+}
+
+// appendWireHeaders puts the values into buf, or a larger one.
+func appendWireHeaders(dst []WireHeader, buf []byte, r *Record) ([]WireHeader, []byte) {
 	// One buffer for all values. It is sized so that it never moves while
 	// values point into it; nor can a value grow into its neighbour.
 	size := len(specVersion) + 36 + len(r.Source) + len(r.Type) + len(wireTime) + len(r.Subject) + len(r.ContentType) + len(r.Key) + 7*digits + 1 + len(r.Stream) + len(r.Kind)
 	for _, h := range r.Headers {
 		size += len(h.Value)
 	}
-	buf := make([]byte, 0, size)
+	if cap(buf) < size {
+		buf = make([]byte, 0, size)
+	}
 	add := func(name string, from int) {
 		dst = append(dst, WireHeader{name, buf[from:len(buf):len(buf)]})
 	}
@@ -121,7 +142,7 @@ func AppendWireHeaders(dst []WireHeader, r *Record) []WireHeader {
 	for _, h := range r.Headers {
 		text(h.Name, h.Value)
 	}
-	return dst
+	return dst, buf
 }
 
 // WireValue is the value of the record's Kafka record: nil for a tombstone,
@@ -323,11 +344,14 @@ func appendUUID(dst []byte, id uuid.UUID) []byte {
 	return dst
 }
 
+// appendPadded writes a number with all its digits. Each record has several, so
+// it stops dividing where nothing is left.
 func appendPadded(dst []byte, v int64) []byte {
-	var t [digits]byte
-	for i := digits - 1; i >= 0; i-- {
-		t[i] = byte('0' + v%10)
+	n := len(dst)
+	dst = append(dst, "00000000000000000000"...)
+	for i := n + digits - 1; v > 0; i-- {
+		dst[i] = byte('0' + v%10)
 		v /= 10
 	}
-	return append(dst, t[:]...)
+	return dst
 }

@@ -11,21 +11,19 @@ import (
 	"github.com/fenceline/fenceline/outbox"
 )
 
-// LeaseKey is the key of the lease whose holder is the active relay.
-const LeaseKey = "fenceline:relay"
-
 // Config configures [Run]. The zero value is usable.
 type Config struct {
 	// Schema is the schema that the migrations were applied to. Defaults to
 	// "fenceline".
 	Schema string
 
-	// Name names this instance in the lease, in logs and in what a standby is
-	// told. Defaults to host name and process id.
+	// Name names this instance in its leases and in logs. Two instances with one
+	// name are told apart all the same. At most 200 bytes. Defaults to host name
+	// and process id.
 	Name string
 
-	// LeaseTTL is the lease time of the active instance: how long after its
-	// death a standby takes over, at the latest. 1 s to one day. Defaults to
+	// LeaseTTL is the lease time of this instance's shards: how long after its
+	// death others take them over, at the latest. 1 s to one day. Defaults to
 	// 10 s.
 	LeaseTTL time.Duration
 
@@ -48,7 +46,7 @@ type Config struct {
 
 	// MaxBytesInFlight bounds the events that were read and are not yet
 	// acknowledged, in bytes, whatever the backlog. At least 4 MiB. Defaults
-	// to 16 MiB.
+	// to 8 MiB.
 	MaxBytesInFlight int
 
 	// MaxRecordBytes is the largest record that producers may append, as
@@ -59,9 +57,14 @@ type Config struct {
 	// PollMin is the time between reads while events arrive. Defaults to 2 ms.
 	PollMin time.Duration
 
-	// PollMax is the time between reads that an idle relay backs off to.
-	// Defaults to 100 ms.
+	// PollMax is the time between reads that an idle relay backs off to while
+	// producers wake it (outbox.Waker). Defaults to 200 ms.
 	PollMax time.Duration
+
+	// PollBlind is the same while nobody does: its LISTEN connection is lost, or
+	// it finds events that nobody has announced. Defaults to 5 ms, or PollMax if
+	// that is less.
+	PollBlind time.Duration
 
 	// CheckpointEvery is the number of acknowledged events after which the
 	// cursor is stored. What was acknowledged since is published a second time
@@ -72,6 +75,11 @@ type Config struct {
 	// anything was acknowledged. Defaults to one second.
 	CheckpointInterval time.Duration
 
+	// PartitionGrace is how long one partition can fail, while the broker answers
+	// and others go on, before its events are set aside so that they hold
+	// nothing up; they follow when the partition works again. Defaults to 5 s.
+	PartitionGrace time.Duration
+
 	// TopicCheck is the time between checks that a topic in use is still what
 	// it was: its partition count, its configuration. Defaults to one minute.
 	TopicCheck time.Duration
@@ -81,10 +89,18 @@ type Config struct {
 	// Defaults to 10 s.
 	Grace time.Duration
 
+	// Retention, if not nil, has this relay rotate the outbox and drop what is
+	// published and old enough; of all instances one does it. Defaults to nil:
+	// nothing is removed.
+	Retention *RetentionConfig
+
 	// AllowUnsafeDatabase accepts a server with fsync or full_page_writes off,
 	// on which no promise holds. For tests on throw-away servers. Defaults to
 	// false.
 	AllowUnsafeDatabase bool
+
+	// Health, if not nil, is told how this instance is. Defaults to nil.
+	Health *Health
 
 	// Logger receives what an operator should know. Defaults to slog.Default.
 	Logger *slog.Logger
@@ -118,15 +134,17 @@ func (c Config) withDefaults() Config {
 	}
 	wait(&c.LeaseTTL, 10*time.Second)
 	set(&c.PageSize, 4000)
-	set(&c.MaxBytesInFlight, 16<<20)
+	set(&c.MaxBytesInFlight, 8<<20)
 	set(&c.PageBytes, c.MaxBytesInFlight/4)
 	set(&c.BatchRecords, 500)
 	set(&c.BatchBytes, 640<<10)
 	set(&c.MaxRecordBytes, outbox.MaxRecordBytes)
 	wait(&c.PollMin, 2*time.Millisecond)
-	wait(&c.PollMax, max(100*time.Millisecond, c.PollMin))
+	wait(&c.PollMax, max(200*time.Millisecond, c.PollMin))
+	wait(&c.PollBlind, min(5*time.Millisecond, c.PollMax))
 	set(&c.CheckpointEvery, 5000)
 	wait(&c.CheckpointInterval, time.Second)
+	wait(&c.PartitionGrace, 5*time.Second)
 	wait(&c.TopicCheck, time.Minute)
 	wait(&c.Grace, 10*time.Second)
 	if c.Logger == nil {
@@ -144,8 +162,8 @@ func (c Config) Validate() error {
 	if err := schema.Validate(c.Schema); err != nil {
 		bad("%w", err)
 	}
-	if len(c.Name) > 255 {
-		bad("the instance name has %d bytes: use at most 255", len(c.Name))
+	if len(c.Name) > 200 {
+		bad("the instance name has %d bytes: use at most 200", len(c.Name))
 	}
 	if c.LeaseTTL < time.Second || c.LeaseTTL > 24*time.Hour {
 		bad("lease time %v: use 1s to 24h; 10s is a good start", c.LeaseTTL)
@@ -165,7 +183,7 @@ func (c Config) Validate() error {
 		name  string
 		value time.Duration
 	}{
-		{"poll min", c.PollMin}, {"poll max", c.PollMax}, {"checkpoint interval", c.CheckpointInterval}, {"topic check", c.TopicCheck}, {"grace", c.Grace},
+		{"poll min", c.PollMin}, {"poll max", c.PollMax}, {"poll blind", c.PollBlind}, {"checkpoint interval", c.CheckpointInterval}, {"topic check", c.TopicCheck}, {"partition grace", c.PartitionGrace}, {"grace", c.Grace},
 	} {
 		if d.value < 0 {
 			bad("%s is %v: use a positive duration, or leave it out for the default", d.name, d.value)
@@ -176,6 +194,11 @@ func (c Config) Validate() error {
 	}
 	if c.PageBytes > c.MaxBytesInFlight/2 {
 		bad("page bytes is %d: use at most half of max bytes in flight, which is %d", c.PageBytes, c.MaxBytesInFlight)
+	}
+	if c.Retention != nil {
+		if err := c.Retention.Validate(); err != nil {
+			errs = append(errs, err)
+		}
 	}
 	if c.PollMax < c.PollMin {
 		bad("poll max %v is below poll min %v: swap them", c.PollMax, c.PollMin)

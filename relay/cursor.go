@@ -46,3 +46,34 @@ func (c cursor) at(pos int64) cursor {
 func (c cursor) finish() cursor {
 	return cursor{s1: c.s2, low: c.low2}
 }
+
+// spot says where a cursor stands. Cursors at the same place may differ in
+// their bounds, all of which hold.
+type spot struct {
+	s1, s2 string
+	last   int64
+}
+
+func (c cursor) spot() spot { return spot{c.s1.text, c.s2.text, c.last} }
+
+// merge takes the best of the bounds of a cursor that stands at the same place.
+func (c cursor) merge(o cursor) cursor {
+	c.low, c.low2 = max(c.low, o.low), max(c.low2, o.low2)
+	if !c.boundary() {
+		c.high = min(c.high, o.high)
+	}
+	return c
+}
+
+// older: everything that c counts as seen, o does too. Snapshots of one cluster
+// are taken one after the other: the later one has the larger xmax, or with the
+// same one fewer that still ran.
+func (c cursor) older(o cursor) bool {
+	switch {
+	case c.s1.xmax != o.s1.xmax:
+		return c.s1.xmax < o.s1.xmax
+	case len(c.s1.xip) != len(o.s1.xip):
+		return len(c.s1.xip) > len(o.s1.xip)
+	}
+	return c.last < o.last
+}

@@ -11,6 +11,7 @@ var (
 	Quick      = quick
 	Start      = startRelay
 	Eventually = eventually
+	Writing    = writing
 )
 
 // Producer makes a producer.

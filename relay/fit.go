@@ -26,7 +26,7 @@ func unfit(d Topic, pinned, maxRecordBytes int) *TopicError {
 		return &TopicError{Topic: d.Name, Reason: "it has no partitions: create it with at least one"}
 	case pinned != 0 && d.Partitions != pinned:
 		return &TopicError{Topic: d.Name, Reason: fmt.Sprintf("it has %d partitions, and had %d when the relay began to write to it: the events of a key would go on in another partition and overtake those before them; "+
-			"create it again with %d partitions, or, once all consumers have read everything that is in it, restart the relay, which then takes the new count", d.Partitions, pinned, pinned)}
+			"create it again with %d partitions, or, once all consumers have read everything that is in it, let the relay take the new count with \"relay topic accept\"", d.Partitions, pinned, pinned)}
 	case strings.Contains(d.CleanupPolicy, "compact"):
 		return &TopicError{Topic: d.Name, Reason: fmt.Sprintf("its cleanup.policy is %q: compaction removes events, and consumers would find holes in their streams; set cleanup.policy=delete", d.CleanupPolicy)}
 	case d.MaxMessageBytes < need:

@@ -4,12 +4,15 @@ package relay
 // The main flow and each fork are one. Everything here is guarded by the
 // session's mutex, except that only the reading goroutine moves read.
 type flow struct {
-	read  cursor
-	acked cursor
+	shards shardSet // whose rows it reads
+	read   cursor
+	acked  cursor
 	// pages were read and are not all done, in order.
 	pages []*pending
 	// ahead is the number of rows in pages.
 	ahead int
+	// beside: it reads what the main flow has passed by, see resume.go.
+	beside bool
 }
 
 // pending is a page whose rows are on their way. A row is done when Kafka has
@@ -22,6 +25,8 @@ type pending struct {
 	next          int // all before it are done
 	during, after cursor
 	dead          bool // the flow went back; nothing that becomes done here counts
+	passed        bool // all of it is done, and of all before it
+	until         int  // the session ends: rows before it are still sent, see closing.go
 }
 
 // add takes note of what was read. The caller must mark the rows done.
@@ -73,6 +78,7 @@ func (f *flow) advance() {
 			return
 		}
 		f.acked = head.after
+		head.passed = true
 		f.pages[0] = nil
 		f.pages = f.pages[1:]
 		f.ahead -= len(head.pos)
@@ -86,4 +92,12 @@ func (f *flow) rewind() {
 	}
 	f.pages, f.ahead = nil, 0
 	f.read = f.acked
+}
+
+// last is the page that was read last and is on its way, nil if there is none.
+func (f *flow) last() *pending {
+	if len(f.pages) == 0 {
+		return nil
+	}
+	return f.pages[len(f.pages)-1]
 }

@@ -3,8 +3,6 @@ package relay
 import (
 	"context"
 	"testing"
-
-	"github.com/fenceline/fenceline/fencing"
 )
 
 // A fork and the main flow are stored as far as each is acknowledged, so after
@@ -27,7 +25,7 @@ func TestAForkThatIsAheadOfTheMainFlowWaitsForItsNextSnapshot(t *testing.T) {
 		sql  string
 		args []any
 	}{
-		{"insert into fenceline.relay_checkpoint (n, epoch, token, s1, low, s2, high, low2, last_pos, pair_low, pair_xid) values (1, 1, 1, '3:3:', 0, $1::text::pg_snapshot, $2, 0, 0, 0, '3')", []any{older, high}},
+		{"insert into fenceline.relay_checkpoint (epoch, token, s1, low, s2, high, low2, last_pos, pair_low, pair_xid) values (1, 1, '3:3:', 0, $1::text::pg_snapshot, $2, 0, 0, 0, '3')", []any{older, high}},
 		{"insert into fenceline.relay_fork (topic, s1, low, reason, detail) values ('t', $1::text::pg_snapshot, $2, 'test', 'test')", []any{newer, low}},
 	} {
 		if _, err := pool.Exec(bg, stmt.sql, stmt.args...); err != nil {
@@ -37,15 +35,15 @@ func TestAForkThatIsAheadOfTheMainFlowWaitsForItsNextSnapshot(t *testing.T) {
 	straggler.commit()
 
 	cfg, sql := quick().withDefaults(), newStatements("fenceline")
-	s, err := openSession(bg, pool, kafka, cfg, &sql, &pins{}, fencing.Position{})
+	s, err := openSession(bg, pool, kafka, cfg, &sql, leases())
 	if err != nil {
 		t.Fatal(err)
 	}
 	s.soft, s.cancelSoft = context.WithCancel(bg)
-	if _, _, err := s.readFork(s.forks["t"]); err != nil {
+	if _, _, err := s.readFork(s.forks[0]); err != nil {
 		t.Fatal(err)
 	}
-	if at := s.forks["t"].flow.read; at.s1.text != newer {
+	if at := s.forks[0].flow.read; at.s1.text != newer {
 		t.Errorf("before the main flow has polled, the fork went from %s to %s with the low bound %d", newer, at.s1.text, at.low)
 	}
 	s.cancelSoft()

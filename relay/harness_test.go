@@ -10,7 +10,9 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/fenceline/fenceline/fencing"
 	"github.com/fenceline/fenceline/internal/pgmigrated"
+	"github.com/fenceline/fenceline/outbox"
 )
 
 // quick is a configuration for tests: whatever should happen soon happens at
@@ -18,7 +20,7 @@ import (
 func quick() Config {
 	return Config{
 		LeaseTTL: 2 * time.Second, PollMin: time.Millisecond, PollMax: 5 * time.Millisecond,
-		CheckpointInterval: 5 * time.Millisecond, TopicCheck: 20 * time.Millisecond, Grace: 2 * time.Second,
+		CheckpointInterval: 5 * time.Millisecond, TopicCheck: 20 * time.Millisecond, PartitionGrace: time.Hour, Grace: 2 * time.Second,
 		AllowUnsafeDatabase: true, Logger: slog.New(slog.DiscardHandler),
 	}
 }
@@ -73,7 +75,7 @@ func (r *running) end() {
 	r.stop()
 	select {
 	case <-r.done:
-	case <-time.After(20 * time.Second):
+	case <-time.After(time.Minute):
 		r.t.Fatal("the relay does not stop")
 	}
 	if r.err != nil {
@@ -92,6 +94,27 @@ func (r *running) cursor() cursor {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.main
+}
+
+// everything is what a relay without forks reads.
+var everything = filter{shards: allShards}
+
+// leases are those of a relay that has all shards, for sessions without a runner.
+func leases() (own []fencing.Position) {
+	for n := range outbox.Shards {
+		own = append(own, fencing.Position{Key: ShardKey(n)})
+	}
+	return own
+}
+
+// seize takes a shard's lease over, as another instance would after it has
+// expired.
+func seize(t testing.TB, pool *pgxpool.Pool, shard int, ttl time.Duration) (token int64) {
+	t.Helper()
+	if _, err := pool.Exec(bg, "update fenceline.lease set expires_at = '-infinity' where key = $1", ShardKey(shard)); err != nil {
+		t.Fatal(err)
+	}
+	return query[int64](t, pool, "select token from fenceline.relay_acquire($1, 'other', $2, gen_random_uuid(), interval '5 s')", ShardKey(shard), ttl)
 }
 
 // checkpoints is the number of cursors ever stored.

@@ -17,29 +17,38 @@ type HeldStream struct {
 	Since time.Time
 }
 
-const heldRemedy = "nothing is lost: the event and what follows in its stream stay in the outbox, kept by the row of relay_held (leave it); find out why the broker refuses the record (max.message.bytes, a validation rule), so that the stream can be resumed"
+const heldRemedy = "nothing is lost: the event and what follows in its stream stay in the outbox; find out why the broker refuses the record (max.message.bytes, a validation rule) and \"relay held retry\", or give the record up with \"relay held skip\""
 
 // hold is a held stream. It counts from the moment at which it is in the map;
 // the row that makes it last is written with the next checkpoint, which is
 // never later than the first one whose cursor passes the record, since until
-// the record is held it is not done.
+// the record is held it is not done. Guarded by the session's mutex.
 type hold struct {
 	HeldStream
 	recorded bool
+	tooLarge bool // told by the broker in this session: a larger limit would do
+
+	asked  int64 // the newest request that was seen
+	wanted bool  // it asks for the stream to be resumed
+	side   *side // what reads the stream then; see resume.go
 }
 
 // hold stops a stream at an item. Called under the mutex.
 func (s *session) hold(it *item, e *RefusedError) {
 	k := streamKey{it.Topic, it.Key}
-	if h := s.held[k]; h != nil && h.Pos <= it.Pos {
+	h := s.held[k]
+	if h == nil {
+		h = &hold{}
+		s.held[k] = h
+	} else if !h.stop(it) {
 		return
 	}
 	detail := e.Reason
 	if e.Err != nil {
 		detail = e.Err.Error()
 	}
-	h := &hold{HeldStream: HeldStream{Topic: it.Topic, Key: it.Key, Pos: it.Pos, Epoch: it.Epoch, Seq: it.Seq, Reason: e.Reason, Detail: detail}}
-	s.held[k] = h
+	h.HeldStream = HeldStream{Topic: it.Topic, Key: it.Key, Pos: it.Pos, Epoch: it.Epoch, Seq: it.Seq, Reason: e.Reason, Detail: detail}
+	h.tooLarge = e.TooLarge
 	s.log.Error("stream held: the broker refuses a record of it; its later events wait, everything else flows",
 		"topic", h.Topic, "key", h.Key, "pos", h.Pos, "epoch", h.Epoch, "seq", h.Seq, "reason", h.Reason, "remedy", heldRemedy)
 	if s.cfg.Hooks.Held != nil {
@@ -48,10 +57,34 @@ func (s *session) hold(it *item, e *RefusedError) {
 	signal(s.due)
 }
 
+// stop says whether an item that was refused moves the place at which its
+// stream is held. Called under the mutex.
+func (h *hold) stop(it *item) bool {
+	switch {
+	case h.side == nil, h.side.stopped:
+		if h.Pos <= it.Pos {
+			return false
+		}
+	default:
+		// A record of the side's, or, once that has joined, one of the main
+		// flow's behind it. What of the stream stands before it in the lane goes
+		// out or has gone out; what stands behind it leaves the lane.
+		h.side.stopped = true
+	}
+	return true
+}
+
 // isHeld: the item belongs to a stream that is held at or before it. By pos, so
-// that it says the same for whatever epoch later rows of the stream have.
-// Called under the mutex.
+// that it says the same for whatever epoch later rows of the stream have. While
+// the stream is being resumed, the side's own items pass, and the main flow's
+// once the side has joined. Called under the mutex.
 func (s *session) isHeld(it *item) bool {
 	h := s.held[streamKey{it.Topic, it.Key}]
-	return h != nil && it.Pos >= h.Pos
+	if h == nil || it.Pos < h.Pos {
+		return false
+	}
+	if sd := h.side; sd != nil && !sd.stopped {
+		return it.page.flow != &sd.flow && !sd.joined
+	}
+	return true
 }

@@ -30,8 +30,13 @@ type Hooks struct {
 	// Held is called when a stream is held because the broker refuses a record.
 	Held func(s HeldStream)
 
-	// Forked is called when a topic is refused; Joined when it has caught up
-	// and flows with the rest again.
+	// Resumed is called when a held stream has caught up and flows with the rest
+	// again. Its last records may still be on their way, and be refused.
+	Resumed func(s HeldStream)
+
+	// Forked is called when a topic is refused, or one of its partitions fails
+	// for longer than the others; Joined when all of the topic has caught up and
+	// flows with the rest again.
 	Forked func(topic, reason string)
 	Joined func(topic string)
 
@@ -39,8 +44,21 @@ type Hooks struct {
 	// events acknowledged since the last time and how long it took.
 	Checkpointed func(events int, took time.Duration)
 
-	// LeaseGained is called when this instance becomes the active one, under
-	// this token; LeaseLost when it no longer is, except by a clean stop.
+	// Retained is called after each pass of the retention that this instance
+	// makes.
+	Retained func(r RetentionReport, err error)
+
+	// Paused is called when the instance learns that an operator has paused the
+	// relays, or that they may go on.
+	Paused func(paused bool)
+
+	// Shards is called when this instance works on other shards than before,
+	// with all that it has now, in order.
+	Shards func(shards []int)
+
+	// LeaseGained is called when this instance becomes active: it has got its
+	// first shards, one of them under this token. LeaseLost is called when it has
+	// none any more, except by a clean stop or because others got its share.
 	LeaseGained func(epoch, token int64)
 	LeaseLost   func(err error)
 }
@@ -48,10 +66,11 @@ type Hooks struct {
 // signals let tests see and cut what happens inside. All are nil, and do
 // nothing, in any other program.
 type signals struct {
-	loaded func(main cursor)            // the cursor was read from the database
-	read   func(main cursor, rows int)  // after each read of the main flow
-	crash  func(point string) bool      // true: drop everything here, as a killed process would
-	joined func(topic string, s string) // a fork has joined, at this snapshot
+	loaded      func(main cursor)            // the cursor was read from the database
+	read        func(main cursor, rows int)  // after each read of the main flow
+	listenQuiet time.Duration                // the listener's patience, both of them
+	crash       func(point string) bool      // true: drop everything here, as a killed process would
+	joined      func(topic string, s string) // a fork has joined, at this snapshot
 }
 
 func (s signals) crashAt(point string) bool { return s.crash != nil && s.crash(point) }

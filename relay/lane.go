@@ -33,6 +33,7 @@ type lane struct {
 	s         *session
 	topic     *topic
 	partition int
+	judges    bool // the topic is retired; see retire.go
 	wake      chan struct{}
 
 	// Guarded by the session's mutex:
@@ -40,34 +41,44 @@ type lane struct {
 	now   []item // being sent; nil when void, see clear
 }
 
-// item is an event on its way.
+// item is an event on its way. The row belongs to the page, and is not copied
+// until it is sent.
 type item struct {
-	row
+	*row
 	page *pending
 	i    int // its place in the page
 }
 
 func (l *lane) run() {
 	defer l.s.lanes.Done()
-	for l.s.soft.Err() == nil {
-		if items := l.take(); items != nil {
+	for l.s.hard.Err() == nil {
+		items, over := l.take()
+		switch {
+		case items != nil:
 			l.send(items)
 			l.done()
 			continue
+		case over:
+			return
 		}
 		select {
 		case <-l.wake:
-		case <-l.s.soft.Done():
+		case <-l.s.closing:
+		case <-l.s.hard.Done():
 		}
 	}
 }
 
 // take cuts the next batch: what is there, up to the limits. Nothing is waited
-// for, so batches grow only when the broker is slower than the reader.
-func (l *lane) take() []item {
+// for, so batches grow only when the broker is slower than the reader. over: the
+// session ends, and the lane has nothing left.
+func (l *lane) take() (items []item, over bool) {
 	s := l.s
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.soft.Err() != nil && !s.closed {
+		return nil, false // closeLanes says what is still to be sent
+	}
 	n, bytes := 0, 0
 	for n < len(l.queue) && n < s.cfg.BatchRecords {
 		bytes += l.queue[n].weight
@@ -77,14 +88,14 @@ func (l *lane) take() []item {
 		n++
 	}
 	if n == 0 {
-		return nil
+		return nil, s.closed
 	}
 	l.now = slices.Clone(l.queue[:n])
 	clear(l.queue[:n])
 	if l.queue = l.queue[n:]; len(l.queue) == 0 {
 		l.queue = nil
 	}
-	return l.now
+	return l.now, false
 }
 
 func (l *lane) done() {
@@ -113,6 +124,9 @@ func (l *lane) send(items []item) bool {
 	items, valid := l.sendable(items)
 	if !valid || len(items) == 0 {
 		return valid
+	}
+	if l.judges {
+		return l.judge(items)
 	}
 	b := &Batch{Topic: l.topic.name, Partition: l.partition, Records: make([]outbox.Record, len(items))}
 	for i := range items {
@@ -147,6 +161,9 @@ func (l *lane) sendable(items []item) (_ []item, valid bool) {
 	if l.now == nil || l.s.hard.Err() != nil {
 		return nil, false
 	}
+	if len(l.s.held) == 0 {
+		return items, true
+	}
 	keep := make([]item, 0, len(items))
 	for i := range items {
 		if l.s.isHeld(&items[i]) {
@@ -167,6 +184,7 @@ func (l *lane) produce(b *Batch) error {
 	s := l.s
 	wait := patience(20*time.Millisecond, 2*time.Second)
 	defer s.outages.over(l)
+	var trouble trouble
 	for attempts := 1; ; attempts++ {
 		err := s.pub.Produce(s.hard, b)
 		var refused *RefusedError
@@ -177,6 +195,9 @@ func (l *lane) produce(b *Batch) error {
 		s.outages.failed(l, l.topic.name, err)
 		if s.cfg.Hooks.Retried != nil {
 			s.cfg.Hooks.Retried(b.Topic, b.Partition, attempts, err)
+		}
+		if l.desert(&trouble, err) {
+			return errVoid
 		}
 		pause := time.NewTimer(wait.NextBackOff())
 		select {
@@ -219,12 +240,19 @@ func (l *lane) acknowledged(b *Batch, items []item) bool {
 			s.acks++
 		}
 	}
+	s.answers++
+	s.proven(items)
 	if s.acks >= s.cfg.CheckpointEvery {
 		signal(s.due)
 	}
 	s.mu.Unlock()
 	if h := s.cfg.Hooks.Published; h != nil {
 		h(b.Topic, b.Partition, len(items), bytes, time.Since(items[0].CreatedAt))
+	}
+	for i := range items {
+		// The page keeps its rows until the last of them is done, which may be
+		// in a lane that stands still. What is large goes now.
+		items[i].Payload, items[i].Headers = nil, nil
 	}
 	return true
 }

@@ -75,8 +75,18 @@ func (m *memory) Describe(_ context.Context, name string) (Topic, error) {
 	return t, nil
 }
 
-func (m *memory) Produce(ctx context.Context, b *Batch) error {
-	lane := fmt.Sprintf("%s/%d", b.Topic, b.Partition)
+func (m *memory) Produce(ctx context.Context, b *Batch) error { return m.produce(ctx, "", b) }
+
+// member is one of several instances' way to the same broker.
+type member struct {
+	*memory
+	name string
+}
+
+func (m *member) Produce(ctx context.Context, b *Batch) error { return m.produce(ctx, m.name, b) }
+
+func (m *memory) produce(ctx context.Context, who string, b *Batch) error {
+	lane := fmt.Sprintf("%s %s/%d", who, b.Topic, b.Partition)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.busy[lane] {

@@ -54,6 +54,14 @@ func (o *outages) over(who any) {
 	}
 }
 
+// alone: nobody else fails.
+func (o *outages) alone(who any) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	_, known := o.failing[who]
+	return known && len(o.failing) == 1
+}
+
 // end ends an outage with the session.
 func (o *outages) end() {
 	o.mu.Lock()

@@ -25,7 +25,7 @@ func testReader(t *testing.T, pool *pgxpool.Pool, rows, bytes int) *reader {
 // drain reads one window to its end.
 func drain(t *testing.T, r *reader, c cursor, low int64) (pages []chunk, end cursor) {
 	t.Helper()
-	ch, err := r.poll(bg, c, filter{}, low)
+	ch, err := r.poll(bg, c, everything, low)
 	for {
 		if err != nil {
 			t.Fatal(err)
@@ -34,7 +34,7 @@ func drain(t *testing.T, r *reader, c cursor, low int64) (pages []chunk, end cur
 		if ch.after.boundary() {
 			return pages, ch.after
 		}
-		ch, err = r.next(bg, ch.after, filter{})
+		ch, err = r.next(bg, ch.after, everything)
 	}
 }
 
@@ -99,7 +99,7 @@ func TestAWindowOfManyPagesIsReadOnceAndInOrder(t *testing.T) {
 	later := newProducer(t, pool, "later").begin().enter().append("a", "not yet")
 
 	var got []int64
-	ch, err := r.poll(bg, c, filter{}, low)
+	ch, err := r.poll(bg, c, everything, low)
 	for n := 0; ; n++ {
 		if err != nil {
 			t.Fatal(err)
@@ -114,7 +114,7 @@ func TestAWindowOfManyPagesIsReadOnceAndInOrder(t *testing.T) {
 			break
 		}
 		p.publish("a", "newer")
-		ch, err = r.next(bg, ch.after, filter{})
+		ch, err = r.next(bg, ch.after, everything)
 	}
 	if len(got) != 18 || !slices.IsSorted(got) || got[9] > low || got[10] <= low {
 		t.Errorf("positions %v, want 10 stragglers up to %d and then 8 new ones", got, low)

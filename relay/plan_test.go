@@ -105,7 +105,7 @@ func checkPlan(t *testing.T, name string, p plan, indexes ...string) {
 func TestThePlansReadAnIndexInOrderWhateverTheStatisticsSay(t *testing.T) {
 	t.Parallel()
 	fill := `insert into fenceline.outbox (id, aggregatetype, aggregateid, type, payload, xid, topic, key, shard, epoch, token, seq, source, history)
-		select gen_random_uuid(), 'a', 'k', 't', '', %xid%, 'a', 'k' || n % 100, 0, 1, 1, n, 's', case when n = 1 then 1 end from generate_series(1, 20000) n`
+		select gen_random_uuid(), 'a', 'k', 't', '', %xid%, 'a', 'k' || n % 100, n % 64, 1, 1, n, 's', case when n = 1 then 1 end from generate_series(1, 20000) n`
 	for name, prepare := range map[string][]string{
 		"one transaction, one topic": {strings.ReplaceAll(fill, "%xid%", "'700'"), "analyze fenceline.outbox"},
 		"a transaction for each row": {strings.ReplaceAll(fill, "%xid%", "(700 + n)::text::xid8"), "analyze fenceline.outbox"},
@@ -124,7 +124,7 @@ func TestThePlansReadAnIndexInOrderWhateverTheStatisticsSay(t *testing.T) {
 			}
 			conn := readerConn(t, pool)
 			sql := newStatements("fenceline")
-			flow := "4000, 8388608, '{x}', false"
+			flow := "4000, 8388608, '{x}', false, -1"
 			poll := explain(t, conn, "poll", sql.poll, flow+", '{750,760}', '700:900:750,760', 10000")
 			checkPlan(t, "poll", poll, "xid_pos", "pkey")
 			// Both indexes, each in its place.
@@ -143,6 +143,7 @@ func TestThePlansReadAnIndexInOrderWhateverTheStatisticsSay(t *testing.T) {
 			}
 			checkPlan(t, "old", explain(t, conn, "old", sql.old, flow+", '{750,760}', 10, 10000"), "xid_pos")
 			checkPlan(t, "fresh", explain(t, conn, "fresh", sql.fresh, flow+", '700:700:', '900:900:', 10, 20000"), "pkey")
+			checkPlan(t, "light", explain(t, conn, "light", sql.light, flow+", '700:700:', '900:900:', 10, 20000"), "pkey")
 		})
 	}
 }

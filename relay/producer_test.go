@@ -118,10 +118,10 @@ func (p *producer) publish(topic string, payloads ...string) {
 // eventually polls until what it waits for is so.
 func eventually(t testing.TB, what string, so func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for !so() {
 		if time.Now().After(deadline) {
-			t.Fatalf("not within 20 s: %s", what)
+			t.Fatalf("not within a minute: %s", what)
 		}
 		time.Sleep(2 * time.Millisecond)
 	}
@@ -142,8 +142,8 @@ func receive[T any](t testing.TB, what string, from <-chan T) T {
 	select {
 	case v := <-from:
 		return v
-	case <-time.After(20 * time.Second):
-		t.Fatalf("not within 20 s: %s", what)
+	case <-time.After(time.Minute):
+		t.Fatalf("not within a minute: %s", what)
 		panic("unreachable")
 	}
 }

@@ -102,6 +102,9 @@ type RefusedError struct {
 	// Nil: the broker doesn't say which. Split the batch until it does, or
 	// until one record is left, which is then always named.
 	Indexes []int
+	// TooLarge says that the broker objects to the size, so that it would take
+	// the records if its limit were higher.
+	TooLarge bool
 	// Reason says in words what the broker objects to, and where.
 	Reason string
 	// Err is the broker's answer.

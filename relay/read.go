@@ -3,6 +3,8 @@ package relay
 import (
 	"slices"
 	"time"
+
+	"github.com/fenceline/fenceline/outbox"
 )
 
 // read is the reading goroutine: it reads the main flow and the forks, page by
@@ -11,31 +13,32 @@ import (
 func (s *session) read() error {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	idle := s.cfg.PollMin
-	for s.soft.Err() == nil {
+	pace := newPace(s.cfg)
+	heard, forget := s.beside.ears.hear()
+	defer forget()
+	announced := false
+	for s.beside.turn(s.soft) {
 		rows, more, err := s.step()
+		s.beside.rest()
 		if err != nil {
 			if s.soft.Err() != nil {
 				return nil
 			}
 			return err
 		}
+		wait := pace.next(rows, announced, s.beside.ears.listening())
 		if more {
-			idle = s.cfg.PollMin
 			continue
 		}
-		if rows > 0 {
-			idle = s.cfg.PollMin
-		}
-		timer.Reset(idle)
+		announced = false
+		timer.Reset(wait)
 		select {
 		case <-timer.C:
+		case <-heard:
+			announced = true
 		case <-s.wake:
 		case <-s.soft.Done():
 			return nil
-		}
-		if rows == 0 {
-			idle = min(2*idle, s.cfg.PollMax)
 		}
 	}
 	return nil
@@ -44,11 +47,22 @@ func (s *session) read() error {
 // step reads a page of each flow that has something to read and finds room.
 // more: there is more to read at once.
 func (s *session) step() (rows int, more bool, err error) {
-	n, more, err := s.readMain()
+	// Before the next snapshot is taken: what is read beside a hold belongs to the
+	// boundary at which the main flow stands now.
+	for _, h := range s.resumable() {
+		n, again, err := s.readHeld(h)
+		if err != nil {
+			return rows, false, err
+		}
+		rows += n
+		more = more || again
+	}
+	n, again, err := s.readMain()
 	if err != nil {
-		return n, false, err
+		return rows, false, err
 	}
 	rows += n
+	more = more || again
 	for _, f := range s.runnable() {
 		n, again, err := s.readFork(f)
 		if err != nil {
@@ -67,7 +81,7 @@ func (s *session) room() bool {
 
 func (s *session) readMain() (rows int, more bool, err error) {
 	s.mu.Lock()
-	c, f, low := s.main.read, filter{topics: s.forked()}, s.pairLow
+	c, f, low := s.main.read, s.rest(&s.main), s.pairLow
 	ready := s.room() && s.main.ahead < maxAhead
 	s.starved = !ready
 	s.mu.Unlock()
@@ -93,7 +107,8 @@ func (s *session) readMain() (rows int, more bool, err error) {
 	defer s.mu.Unlock()
 	if polled {
 		s.window = ch.during
-		if ch.high-low > refreshAfter && !s.stale {
+		s.high = ch.high
+		if !s.stale && (ch.high-low > refreshAfter || s.silent()) {
 			s.stale = true
 			signal(s.due)
 		}
@@ -105,16 +120,35 @@ func (s *session) readMain() (rows int, more bool, err error) {
 	return len(ch.rows), !s.main.read.boundary(), nil
 }
 
-// forked are the topics that the main flow leaves out. Called under the mutex.
-func (s *session) forked() []string {
-	var topics []string
+// silentFor is after how many checkpoint intervals the cursors are stored though
+// nothing of ours was acknowledged.
+const silentFor = 10
+
+// silent: others have published meanwhile, and we had nothing to store. What is
+// kept of theirs is kept until the cursor of every shard has passed it, so ours
+// have to say that they have. Called under the mutex.
+func (s *session) silent() bool {
+	return s.high > s.told && time.Since(s.toldAt) > silentFor*s.cfg.CheckpointInterval
+}
+
+// rest is what a flow of all topics reads: its shards, without the topics that
+// forks have in all of them. (What they have in some of them is read, and left
+// to them by dispatch.) Called under the mutex.
+func (s *session) rest(of *flow) filter {
+	taken := map[string]shardSet{}
 	for _, f := range s.forks {
-		if !f.joined {
-			topics = append(topics, f.topic)
+		if f.topic != "" && f.partition < 0 && !f.joined {
+			taken[f.topic] |= f.flow.shards
 		}
 	}
-	slices.Sort(topics)
-	return topics
+	r := filter{shards: of.shards}
+	for topic, shards := range taken {
+		if of.shards&^shards == 0 {
+			r.topics = append(r.topics, topic)
+		}
+	}
+	slices.Sort(r.topics)
+	return r
 }
 
 // dispatch hands what was read to the lanes. Called under the mutex.
@@ -124,25 +158,43 @@ func (s *session) dispatch(f *flow, ch chunk) {
 		return
 	}
 	for i := range ch.rows {
-		it := item{row: ch.rows[i], page: p, i: i}
+		it := item{row: &ch.rows[i], page: p, i: i}
 		switch {
-		case f == &s.main && s.isForked(it.Topic):
-			// The topic was refused while the page was read: its fork stands
-			// before this page.
+		case !f.beside && len(s.forks) > 0 && s.owner(it.row) != f:
+			// Another flow's, which stands before this page: a fork that was
+			// taken while the page was read, or has only a part of what is read
+			// here; or, in a fork's page, what isn't its own.
 			p.mark(i)
-		case s.isHeld(&it):
+		case len(s.held) > 0 && s.isHeld(&it), it.void:
+			p.mark(i)
+		case it.bad != "":
+			s.hold(&it, &RefusedError{Reason: it.bad})
 			p.mark(i)
 		default:
 			s.inFlight += it.weight
 			s.topic(it.Topic).push(it)
 		}
 	}
-	clear(ch.rows)
 }
 
-func (s *session) isForked(topic string) bool {
-	f := s.forks[topic]
-	return f != nil && !f.joined
+// owner is the flow that has to publish a row: the fork of its partition, else
+// that of its topic, else that of its shard, else the main flow. Called under
+// the mutex.
+func (s *session) owner(r *row) *flow {
+	owner, rank := &s.main, 0
+	for _, f := range s.forks {
+		if k := f.rank(); k > rank && !f.joined && f.has(r) {
+			owner, rank = &f.flow, k
+		}
+	}
+	return owner
+}
+
+// elsewhere: a fork has the stream, not the main flow. Called under the mutex.
+func (s *session) elsewhere(topic, key string) bool {
+	r := row{shard: outbox.Shard(key)}
+	r.Topic, r.Key = topic, key
+	return s.owner(&r) != &s.main
 }
 
 // settle says that an item needs nothing more. Called under the mutex.

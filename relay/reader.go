@@ -3,8 +3,6 @@ package relay
 import (
 	"context"
 	"fmt"
-	"slices"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -19,10 +17,13 @@ type reader struct {
 	pid   uint32
 	rows  int // the largest number of rows in a page
 	bytes int // the weight at which a page is cut
+	sizes sizes
 }
 
-// filter says which topics a flow reads: all but these, or only these.
+// filter says what a flow reads: which shards, and of them all topics but
+// these, or only these.
 type filter struct {
+	shards shardSet
 	topics []string
 	only   bool
 }
@@ -31,7 +32,14 @@ type filter struct {
 // request.
 type row struct {
 	outbox.Record
+	shard  int
 	weight int
+	// void: given up, and the marker of the row at seq markerAt says so; see skip.go.
+	void     bool
+	markerAt int64
+	// bad says why the row can't be an event that append has written; empty
+	// otherwise. Somebody has inserted or changed it by hand.
+	bad string
 }
 
 // chunk is what one read gave: rows in the order of pos, the cursor while some
@@ -54,7 +62,7 @@ func (r *reader) poll(ctx context.Context, c cursor, f filter, pairLow int64) (c
 	if xids == nil {
 		xids = []uint64{}
 	}
-	rows, err := r.conn.Query(ctx, r.sql.poll, r.rows, r.bytes, f.list(), f.only, xids, c.s1.text, c.low)
+	rows, err := queryBinary(ctx, r.conn, r.sql.poll, r.rows, r.bytes, f.list(), f.only, f.shards.mask(), xids, c.s1.text, c.low)
 	if err != nil {
 		return chunk{}, fmt.Errorf("relay: read the outbox: %w", err)
 	}
@@ -64,12 +72,13 @@ func (r *reader) poll(ctx context.Context, c cursor, f filter, pairLow int64) (c
 	var high int64
 	var text string
 	for rows.Next() {
-		var s2 *string
-		if err := p.scan(rows, &pid, &high, &s2); err != nil {
-			return chunk{}, err
+		f := fields{values: rows.RawValues()}
+		pid, high = uint32(f.number()), f.number()
+		if s2 := f.next(); s2 != nil {
+			text = string(s2)
 		}
-		if s2 != nil {
-			text = *s2
+		if err := p.scan(&f); err != nil {
+			return chunk{}, err
 		}
 	}
 	if err := rows.Err(); err != nil {
@@ -91,20 +100,37 @@ func (r *reader) poll(ctx context.Context, c cursor, f filter, pairLow int64) (c
 // stragglers, then the rows above the low bound. All of the former come before
 // all of the latter, so one pos says how far both have come.
 func (r *reader) next(ctx context.Context, c cursor, f filter) (chunk, error) {
-	p := page{limit: r.rows, bytes: r.bytes}
+	return r.upTo(ctx, c, f, r.rows, r.bytes)
+}
+
+// upTo is next with limits of its own.
+func (r *reader) upTo(ctx context.Context, c cursor, f filter, most, bytes int) (chunk, error) {
+	p := page{limit: most, bytes: bytes}
 	if xids := c.s1.endedBy(c.s2); c.last < c.low && len(xids) > 0 {
-		rows, err := r.conn.Query(ctx, r.sql.old, r.rows, r.bytes, f.list(), f.only, xids, c.last, c.low)
+		rows, err := queryBinary(ctx, r.conn, r.sql.old, most, bytes, f.list(), f.only, f.shards.mask(), xids, c.last, c.low)
 		if err := p.collect(rows, err); err != nil {
 			return chunk{}, err
 		}
 	}
 	if !p.full() {
-		rows, err := r.conn.Query(ctx, r.sql.fresh, r.rows-len(p.rows), r.bytes-int(p.total), f.list(), f.only,
+		sql, limit, bound := r.sql.fresh, most-len(p.rows), bytes-int(p.total)
+		if len(p.rows) == 0 {
+			if n, small, ok := r.sizes.light(most, bytes); ok {
+				sql, limit, bound, p.limit, p.small = r.sql.light, n, small, n, small
+			}
+		}
+		rows, err := queryBinary(ctx, r.conn, sql, limit, bound, f.list(), f.only, f.shards.mask(),
 			c.s1.text, c.s2.text, max(c.low, c.last), c.high)
 		if err := p.collect(rows, err); err != nil {
 			return chunk{}, err
 		}
+		if p.short && len(p.rows) == 0 {
+			// The first row is the one that was left out.
+			r.sizes = sizes{}
+			return r.upTo(ctx, c, f, most, bytes)
+		}
 	}
+	r.sizes.learn(&p)
 	return p.chunk(c), nil
 }
 
@@ -113,107 +139,4 @@ func (f filter) list() []string {
 		return []string{} // an empty array; null would select nothing
 	}
 	return f.topics
-}
-
-// page collects rows up to the limits that the statements were given.
-type page struct {
-	limit, bytes int
-	rows         []row
-	total        int64
-}
-
-// full: there may be more. Exactly enough rows count as full, which costs one
-// more query that finds nothing.
-func (p *page) full() bool { return len(p.rows) >= p.limit || p.total >= int64(p.bytes) }
-
-func (p *page) chunk(during cursor) chunk {
-	// The statements choose rows in order but promise none for their outermost
-	// level, which joins; in practice nothing is left to sort.
-	byPos := func(a, b row) int {
-		switch {
-		case a.Pos < b.Pos:
-			return -1
-		case a.Pos > b.Pos:
-			return 1
-		}
-		return 0
-	}
-	if !slices.IsSortedFunc(p.rows, byPos) {
-		slices.SortFunc(p.rows, byPos)
-	}
-	ch := chunk{rows: p.rows, during: during}
-	if p.full() {
-		ch.after = during.at(p.rows[len(p.rows)-1].Pos)
-	} else {
-		ch.after = during.finish()
-	}
-	return ch
-}
-
-func (p *page) collect(rows pgx.Rows, err error) error {
-	if err != nil {
-		return fmt.Errorf("relay: read the outbox: %w", err)
-	}
-	defer rows.Close()
-	for rows.Next() {
-		if err := p.scan(rows); err != nil {
-			return err
-		}
-	}
-	if err := rows.Err(); err != nil {
-		return fmt.Errorf("relay: read the outbox: %w", err)
-	}
-	return nil
-}
-
-// scan reads one row, behind columns that the caller wants first. A row without
-// a pos is a window without rows.
-func (p *page) scan(rows pgx.Rows, first ...any) error {
-	var (
-		r                                  row
-		pos, epoch, token, seq             *int64
-		id                                 *[16]byte
-		aggregatetype, typ, topic, key     *string
-		kind, subject, source, contenttype *string
-		headers                            *string
-		history, prevEpoch, prevSeq        *int64
-		created                            *time.Time
-		weight                             *int64
-		total                              *int64
-	)
-	err := rows.Scan(append(first, &pos, &id, &aggregatetype, &typ, &r.Payload, &topic, &key, &epoch, &token, &seq, &kind, &subject, &source, &contenttype, &headers,
-		&history, &prevEpoch, &prevSeq, &created, &weight, &total)...)
-	if err != nil {
-		return fmt.Errorf("relay: read the outbox: %w", err)
-	}
-	if pos == nil {
-		return nil
-	}
-	r.Pos, r.Epoch, r.Token, r.Seq = *pos, *epoch, *token, *seq
-	r.ID = *id
-	r.AggregateType, r.Type, r.Topic, r.Stream, r.Key, r.Kind = *aggregatetype, *typ, *topic, *topic, *key, outbox.Kind(*kind)
-	r.Source, r.Subject, r.ContentType = *source, text(subject), text(contenttype)
-	r.CreatedAt = *created
-	if history != nil {
-		r.History = *history
-	}
-	if prevEpoch != nil && prevSeq != nil {
-		r.Prev = &outbox.Prev{Epoch: *prevEpoch, Seq: *prevSeq}
-	}
-	if headers != nil {
-		if r.Headers, err = outbox.DecodeHeaders([]byte(*headers)); err != nil {
-			return fmt.Errorf("relay: the headers of the event at pos %d are not a list of names and values: %.100s: %w", r.Pos, *headers, err)
-		}
-	}
-	r.weight = int(*weight)
-	p.total += *weight
-	p.rows = append(p.rows, r)
-	return nil
-}
-
-func text(s *string) string {
-	if s == nil {
-		return ""
-	}
-	return *s
 }

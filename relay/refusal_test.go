@@ -313,7 +313,7 @@ func TestAPartitionCountThatChangesUnderTheRelayIsRefused(t *testing.T) {
 	p.publish("a", "1")
 	eventually(t, "it is published", func() bool { return kafka.has("a", "1") })
 	kafka.create("a", 4)
-	if reason := receive(t, "the topic is refused", reasons); !strings.Contains(reason, "4 partitions") || !strings.Contains(reason, "restart") {
+	if reason := receive(t, "the topic is refused", reasons); !strings.Contains(reason, "4 partitions") || !strings.Contains(reason, "relay topic accept") {
 		t.Errorf("the reason is %q", reason)
 	}
 	// A lost connection makes nobody forget it.

@@ -2,33 +2,37 @@ package relay
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fenceline/fenceline/fencing"
+	"github.com/fenceline/fenceline/outbox"
 )
 
 // Run publishes the outbox's events until ctx ends; then it stops reading,
-// waits up to Config.Grace for requests in flight, stores its cursor, gives its
-// lease up and returns nil.
+// waits up to Config.Grace for requests in flight, stores its cursors, gives its
+// shards up and returns nil.
 //
-// Of all instances on a schema one is active, the holder of the lease
-// [LeaseKey]; the others stand by and take over. Run waits out lost
-// connections, outages of the broker and a lost lease. It returns an error for
-// what only an operator can change: a configuration that isn't valid (see
-// [Config.Validate]), a schema of another version, a [*SettingError], a
-// [*PoolerError], a missing right, a database that was restored
-// (fencing.ErrHistory), a producer that was fenced ([ErrFenced]); and if the
-// database can't be reached at the start.
+// The work is divided into outbox.Shards parts, which all instances on a schema
+// share evenly: one that starts gets its part from the others, those of one that
+// stops or dies go to them. Run waits out lost connections, outages of the
+// broker and lost leases. It returns an error for what only an operator can
+// change: a configuration that isn't valid (see [Config.Validate]), a schema of
+// another version, a [*SettingError], a [*PoolerError], a missing right, a
+// database that was restored (fencing.ErrHistory), a producer that was fenced
+// ([ErrFenced]); and if the database can't be reached at the start.
 //
-// Run needs two connections of its own, taken out of the pool for good, besides
-// one now and then for the lease. A login needs the role fenceline_relay. Both
-// pool and publisher stay the caller's; after [ErrFenced] the publisher must
-// be closed and a new one made.
+// Run needs three connections of its own, taken out of the pool for good,
+// besides a few now and then for the leases. A login needs the role
+// fenceline_relay. Both pool and publisher stay the caller's; after [ErrFenced]
+// the publisher must be closed and a new one made.
 func Run(ctx context.Context, pool *pgxpool.Pool, publisher Publisher, cfg Config) error {
 	if err := cfg.Validate(); err != nil {
 		return err
@@ -44,17 +48,15 @@ func Run(ctx context.Context, pool *pgxpool.Pool, publisher Publisher, cfg Confi
 	if err != nil {
 		return stopped(ctx, fmt.Errorf("relay: %w", err))
 	}
-	r := &runner{pool: pool, pub: publisher, cfg: cfg, sql: &sql, fences: fences}
-	for ctx.Err() == nil {
-		lease, err := r.campaign(ctx)
-		if err != nil {
-			return stopped(ctx, err)
-		}
-		if err := r.hold(ctx, lease); err != nil {
-			return err
-		}
-	}
-	return nil
+	r := &runner{pool: pool, pub: publisher, cfg: cfg, sql: &sql, beside: startBeside(ctx, pool, fences, cfg), share: newShare(pool, fences, cfg, &sql)}
+	defer r.beside.stop()
+	sharing, stop := context.WithCancel(ctx)
+	var done sync.WaitGroup
+	done.Go(func() { r.share.run(sharing) })
+	defer r.share.leave(ctx)
+	defer done.Wait()
+	defer stop()
+	return r.run(ctx)
 }
 
 // stopped: an error that the end of ctx brings about is none.
@@ -70,113 +72,125 @@ type runner struct {
 	pub    Publisher
 	cfg    Config
 	sql    *statements
-	fences *fencing.Fences
-	pins   pins
+	beside *beside
+	share  *share
 }
 
-// campaign waits until the lease is ours.
-func (r *runner) campaign(ctx context.Context) (*fencing.Lease, error) {
-	const most = time.Second // a holder that stops gives the lease up: look often enough
-	wait := patience(50*time.Millisecond, most)
-	told, troubled := "", false
-	for {
-		lease, err := r.fences.Acquire(ctx, LeaseKey, fencing.LeaseConfig{TTL: r.cfg.LeaseTTL})
-		if err == nil {
-			return lease, nil
-		}
-		pause := wait.NextBackOff()
-		var held *fencing.HeldError
-		switch {
-		case ctx.Err() != nil:
-			return nil, ctx.Err()
-		case errors.As(err, &held):
-			if told != held.Holder {
-				told = held.Holder
-				r.cfg.Logger.Info("standing by: another relay is active", "holder", held.Holder, "expires_in", held.Remaining.Round(time.Millisecond))
-			}
-			// Not later than the lease can expire, so that a takeover after a
-			// crash takes one lease time.
-			pause = max(10*time.Millisecond, min(pause, held.Remaining))
-			troubled = false
-		case fatal(err):
-			return nil, fmt.Errorf("relay: %w", err)
-		case !troubled:
-			troubled = true
-			r.cfg.Logger.Warn("cannot ask for the relay's lease, trying again", "error", err)
-		}
-		timer := time.NewTimer(pause)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-			return nil, ctx.Err()
-		}
-	}
-}
-
-// hold is one turn as the active instance: sessions, one after the other, as
-// long as the lease lasts. It returns nil when ctx or the lease has ended.
-func (r *runner) hold(ctx context.Context, lease *fencing.Lease) error {
-	pos, log := lease.Position(), r.cfg.Logger
-	log.Info("relay is active", "name", r.cfg.Name, "epoch", pos.Epoch, "token", pos.Token)
-	if h := r.cfg.Hooks.LeaseGained; h != nil {
-		h(pos.Epoch, pos.Token)
-	}
+// run is sessions, one after the other, each with the shards that are ours by
+// then. It returns nil when ctx has ended.
+func (r *runner) run(ctx context.Context) error {
 	wait := patience(50*time.Millisecond, 2*time.Second)
-	var err error
-	for ctx.Err() == nil && lease.Context().Err() == nil {
+	var had shardSet
+	for ctx.Err() == nil {
+		leases, err := r.share.begin(ctx)
+		if err != nil {
+			return stopped(ctx, err)
+		}
+		has := r.tell(leases, had, nil)
+		if len(leases) == 0 {
+			had = 0
+			select {
+			case <-r.share.changed:
+			case <-ctx.Done():
+			}
+			continue
+		}
+		had = has
 		began := time.Now()
-		if err = r.session(ctx, lease); err == nil || fatal(err) || refusedToken(err) {
-			break
+		err = r.session(ctx, leases)
+		if err == nil {
+			wait.Reset()
+			continue // ctx has ended, or shards have changed hands
 		}
-		if lease.Context().Err() != nil {
-			break
+		if fatal(err) {
+			return err
 		}
-		log.Warn("session ended, beginning again from the stored cursor", "error", err)
-		if time.Since(began) > 5*time.Second {
+		if key, refused := refusedToken(err); refused {
+			r.share.lose(ctx, key)
+		}
+		r.cfg.Logger.Warn("session ended, beginning again from the stored cursors", "error", err)
+		if had = r.tell(r.alive(leases), had, err); time.Since(began) > 5*time.Second {
 			wait.Reset()
 		}
 		timer := time.NewTimer(wait.NextBackOff())
 		select {
 		case <-timer.C:
-		case <-lease.Context().Done():
 		case <-ctx.Done():
 		}
 		timer.Stop()
 	}
-	if ctx.Err() == nil && !fatal(err) {
-		if err == nil {
-			err = context.Cause(lease.Context())
-		}
-		log.Warn("relay is no longer active", "error", err)
-		if h := r.cfg.Hooks.LeaseLost; h != nil {
-			h(err)
-		}
-	}
-	// Whatever the reason: if it is still ours, nobody has to wait for it.
-	if e := lease.Release(ctx); e != nil {
-		log.Warn("could not give the lease up; a standby takes over when it expires", "error", e)
-	}
-	if fatal(err) {
-		return err
-	}
 	return nil
 }
 
-func (r *runner) session(ctx context.Context, lease *fencing.Lease) error {
+func (r *runner) alive(leases []*fencing.Lease) []*fencing.Lease {
+	return slices.DeleteFunc(slices.Clone(leases), func(l *fencing.Lease) bool { return l.Context().Err() != nil })
+}
+
+// tell says what has become of the instance's share.
+func (r *runner) tell(leases []*fencing.Lease, had shardSet, why error) (has shardSet) {
+	for _, l := range leases {
+		if n, ok := shardOf(l.Position().Key); ok {
+			has = has.with(n)
+		}
+	}
+	if has == had {
+		return has
+	}
+	r.cfg.Logger.Info("shards of this instance", "name", r.share.holder, "count", has.len(), "of", outbox.Shards, "shards", has.list())
+	if h := r.cfg.Hooks.Shards; h != nil {
+		h(has.list())
+	}
+	switch {
+	case had == 0:
+		if h := r.cfg.Hooks.LeaseGained; h != nil {
+			pos := leases[0].Position()
+			h(pos.Epoch, pos.Token)
+		}
+	case has == 0 && why != nil:
+		if h := r.cfg.Hooks.LeaseLost; h != nil {
+			h(why)
+		}
+	}
+	return has
+}
+
+// session runs one until it fails, ctx ends, or shards change hands: the last
+// two give nil.
+func (r *runner) session(ctx context.Context, leases []*fencing.Lease) error {
 	open, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	defer context.AfterFunc(lease.Context(), func() { cancel(context.Cause(lease.Context())) })()
-	s, err := openSession(open, r.pool, r.pub, r.cfg, r.sql, &r.pins, lease.Position())
+	own := make([]fencing.Position, len(leases))
+	for i, l := range leases {
+		own[i] = l.Position()
+		defer context.AfterFunc(l.Context(), func() { cancel(context.Cause(l.Context())) })()
+	}
+	s, err := openSession(open, r.pool, r.pub, r.cfg, r.sql, own)
 	if err != nil {
 		return stopped(ctx, err)
 	}
-	return s.run(ctx, lease.Context())
+	s.beside = r.beside
+	until, stop := context.WithCancel(ctx)
+	defer stop()
+	ended := make(chan struct{})
+	defer close(ended)
+	go func() {
+		select {
+		case <-r.share.changed:
+			stop()
+		case <-ended:
+		}
+	}()
+	return s.run(until, leases)
 }
 
-// refusedToken: the database says that another instance has taken over, though
-// our own lease doesn't know it yet.
-func refusedToken(err error) bool {
+// refusedToken: the database says that another instance has taken a shard over,
+// though our own lease doesn't know it yet. key is empty if it isn't known which.
+func refusedToken(err error) (key string, refused bool) {
 	var pg *pgconn.PgError
-	return errors.As(err, &pg) && pg.Code == "FL003"
+	if !errors.As(err, &pg) || pg.Code != "FL003" {
+		return "", false
+	}
+	var detail struct{ Key string }
+	_ = json.Unmarshal([]byte(pg.Detail), &detail) // without it: all of them
+	return detail.Key, true
 }

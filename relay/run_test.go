@@ -5,98 +5,76 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
+	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/fenceline/fenceline/fencing"
+	"github.com/google/uuid"
+
 	"github.com/fenceline/fenceline/internal/schema"
+	"github.com/fenceline/fenceline/outbox"
 )
-
-func TestAStandbyTakesOverWhenTheActiveOneStopsAndSaysWhoIsActive(t *testing.T) {
-	t.Parallel()
-	pool, kafka := fresh(t, "a")
-	p := newProducer(t, pool, "k")
-	cfg := quick()
-	cfg.Name, cfg.LeaseTTL = "first", time.Minute
-	first := startRelay(t, pool, kafka, cfg)
-	p.publish("a", "1")
-	eventually(t, "the first publishes", func() bool { return kafka.has("a", "1") })
-
-	var log safeBuffer
-	cfg.Name, cfg.Logger = "second", slog.New(slog.NewTextHandler(&log, nil))
-	second := startRelay(t, pool, kafka, cfg)
-	eventually(t, "the log says who is active", func() bool { return strings.Contains(log.String(), "holder=first") })
-	if n := second.loads.Load(); n != 0 {
-		t.Errorf("the standby has loaded the cursor %d times", n)
-	}
-	first.end()
-	p.publish("a", "2")
-	eventually(t, "the second publishes", func() bool { return kafka.has("a", "2") })
-	second.end()
-	if got := kafka.payloads("a"); len(got) != 2 {
-		t.Errorf("an orderly hand-over publishes %q", got)
-	}
-}
 
 func TestATakeoverAfterADeathTakesOneLeaseTime(t *testing.T) {
 	t.Parallel()
 	pool, kafka := fresh(t, "a")
-	var pos struct{ epoch, token int64 }
-	// A holder that dies without a word.
-	if err := pool.QueryRow(bg, "select epoch, token from fenceline.relay_acquire($1, 'dead', interval '1 s', gen_random_uuid(), interval '1 s')", LeaseKey).Scan(&pos.epoch, &pos.token); err != nil {
-		t.Fatal(err)
+	// An instance that dies without a word.
+	id := uuid.New()
+	query[[]uuid.UUID](t, pool, "select ids from fenceline.relay_meet($1, 'dead', 'dead', interval '2 s')", id)
+	if n := query[int](t, pool, `select count(*) from generate_series(0, 63) s,
+		lateral fenceline.relay_acquire('fenceline:relay/' || lpad(s::text, 2, '0'), 'dead', interval '2 s', gen_random_uuid(), interval '1 s') a where a.won`); n != 64 {
+		t.Fatalf("the dead one had %d shards", n)
 	}
 	began := time.Now()
 	r := startRelay(t, pool, kafka, quick())
 	newProducer(t, pool, "k").publish("a", "x")
 	eventually(t, "the relay publishes", func() bool { return kafka.has("a", "x") })
-	if took := time.Since(began); took < 500*time.Millisecond || took > 5*time.Second {
-		t.Errorf("the takeover took %v", took)
+	if took := time.Since(began); took < time.Second || took > 15*time.Second {
+		t.Errorf("the takeover took %v, with a lease time of 2 s", took)
 	}
 	r.end()
 }
 
-// The relay is paused for so long that another one has taken over: it can't
-// move the cursor, and stops publishing when it finds out.
-func TestARelayThatWasOvertakenMovesNothingAndCampaignsAgain(t *testing.T) {
+// The relay is paused for so long that another one has taken a shard over: it
+// can't move that shard's cursor, and stops publishing it when it finds out.
+func TestARelayThatWasOvertakenMovesNothingAndGoesOnWithTheRest(t *testing.T) {
 	t.Parallel()
 	pool, kafka := fresh(t, "a")
 	cfg := quick()
 	cfg.LeaseTTL = time.Minute
-	var gained atomic.Int32
-	lost := make(chan error, 1)
-	cfg.Hooks.LeaseGained = func(int64, int64) { gained.Add(1) }
-	cfg.Hooks.LeaseLost = func(err error) { lost <- err }
+	has := make(chan []int, 100)
+	cfg.Hooks.Shards = func(shards []int) { has <- shards }
 	r := startRelay(t, pool, kafka, cfg)
-	p := newProducer(t, pool, "k")
+	for len(receive(t, "the relay has all shards", has)) < outbox.Shards {
+	}
+	p, q := newProducer(t, pool, "k"), newProducer(t, pool, "another shard")
+	shard := outbox.Shard("k")
+	if shard == outbox.Shard("another shard") {
+		t.Fatal("the keys are of one shard: the test proves nothing")
+	}
 	p.publish("a", "1")
 	eventually(t, "a checkpoint", func() bool { return checkpointsOf(t, pool) > 0 })
 
-	// Another instance takes over, as it would after the lease has expired.
-	var token int64
-	if err := pool.QueryRow(bg, `with e as (update fenceline.lease set expires_at = '-infinity' where key = $1)
-		select 0`, LeaseKey).Scan(&token); err != nil {
-		t.Fatal(err)
-	}
-	if err := pool.QueryRow(bg, "select token from fenceline.relay_acquire($1, 'other', interval '2 s', gen_random_uuid(), interval '1 s')", LeaseKey).Scan(&token); err != nil {
-		t.Fatal(err)
-	}
+	seize(t, pool, shard, time.Hour)
 	before := checkpointsOf(t, pool)
 	p.publish("a", "2")
-	if err := receive(t, "the lease is lost", lost); !refusedToken(err) && !errors.Is(err, fencing.ErrLeaseLost) {
-		t.Errorf("the lease is lost because of %v", err)
+	if got := receive(t, "the relay has lost the shard", has); len(got) != outbox.Shards-1 || slices.Contains(got, shard) {
+		t.Errorf("it goes on with %v", got)
 	}
-	if n := query[int64](t, pool, "select count(*) from fenceline.relay_checkpoint where n > $1 and token < $2", before, token); n != 0 {
-		t.Errorf("an overtaken relay has stored %d cursors", n)
+	q.publish("a", "of another shard")
+	eventually(t, "the rest is published", func() bool { return kafka.has("a", "of another shard") })
+	eventually(t, "and stored", func() bool { return checkpointsOf(t, pool) > before })
+	if n := query[int](t, pool, "select count(*) from fenceline.relay_checkpoint where n > $1 and $2 = any (shards)", before, shard); n != 0 {
+		t.Errorf("an overtaken relay has stored %d cursors of the shard", n)
 	}
-	eventually(t, "the relay is active again when the other's lease ends", func() bool { return gained.Load() == 2 })
-	p.publish("a", "3")
-	eventually(t, "it publishes", func() bool { return kafka.has("a", "3") })
+	if _, err := pool.Exec(bg, "update fenceline.lease set expires_at = '-infinity' where key = $1", ShardKey(shard)); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the relay publishes the shard again when the other's lease has ended", func() bool { return kafka.has("a", "2") })
 	r.end()
+	firsts(t, kafka.logs["a"])
 }
 
 func TestALostConnectionIsReplacedAndNothingIsLost(t *testing.T) {
@@ -257,7 +235,7 @@ func TestAnotherHistoryStopsTheRelay(t *testing.T) {
 	w.commit()
 	select {
 	case <-r.done:
-	case <-time.After(20 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatal("the relay goes on")
 	}
 	if r.err == nil || !strings.Contains(r.err.Error(), "restored") {
@@ -273,8 +251,8 @@ func TestAFencedProducerStopsTheRelay(t *testing.T) {
 	if err := runFor(t, pool, kafka, quick()); !errors.Is(err, ErrFenced) {
 		t.Errorf("Run gives %v", err)
 	}
-	if holder := query[int64](t, pool, "select count(*) from fenceline.lease where key = $1 and expires_at > now()", LeaseKey); holder != 0 {
-		t.Error("the lease was not given up")
+	if holder := query[int64](t, pool, "select count(*) from fenceline.lease where starts_with(key, 'fenceline:relay/') and expires_at > now()"); holder != 0 {
+		t.Error("the shards were not given up")
 	}
 }
 

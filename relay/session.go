@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fenceline/fenceline/fencing"
+	"github.com/fenceline/fenceline/outbox"
 )
 
 // maxAhead bounds the events that were read and are not behind the cursor,
@@ -28,11 +29,15 @@ const refreshAfter = 10_000
 // PostgreSQL gives transaction ids out a second time, and a cursor that was
 // kept in memory would count them as seen.
 type session struct {
-	cfg   Config
-	log   *slog.Logger
-	sql   *statements
-	pub   Publisher
-	lease fencing.Position
+	cfg  Config
+	log  *slog.Logger
+	sql  *statements
+	pub  Publisher
+	pool *pgxpool.Pool // for what needs no session of its own
+	// own are the leases that it works under, in the order of keys; shards the
+	// same as a set. Both are fixed: with others another session begins.
+	own    []fencing.Position
+	shards shardSet
 
 	reader *reader
 	writer *pgx.Conn
@@ -42,36 +47,51 @@ type session struct {
 	cancelSoft, cancelHard context.CancelFunc
 	background, lanes      sync.WaitGroup
 
-	pins *pins
-	wake chan struct{} // the reading goroutine: there may be something to do
-	due  chan struct{} // the checkpointing one
+	beside *beside
+	wake   chan struct{} // the reading goroutine: there may be something to do
+	// closing is closed when the lanes have only what is to be sent yet.
+	closing chan struct{}
+	due     chan struct{} // the checkpointing one
 
 	outages outages
 
 	mu       sync.Mutex
 	err      error // why it ends, if not by a clean stop
 	ending   bool  // no goroutine starts any more
+	closed   bool  // as the channel closing
 	main     flow
 	window   cursor // the newest window that the main flow has opened in this session
 	pairLow  int64  // L of the newest committed pair
 	stale    bool   // the pair should be made anew
 	topics   map[string]*topic
 	held     map[streamKey]*hold
-	forks    map[string]*fork
-	inFlight int  // weight of rows on their way
-	starved  bool // the reader waits for room
-	acks     int  // acknowledged since the last checkpoint
+	look     bool // a held stream may have to be resumed
+	forks    []*fork
+	moved    bool      // groups of shards have become one: to be stored
+	high     int64     // the sequence's value at the newest snapshot
+	told     int64     // the same, when the cursors were stored last
+	toldAt   time.Time // and when that was
+	stored   [][]int64 // generations of the last checkpoints, the newest first
+	inFlight int       // weight of rows on their way
+	starved  bool      // the reader waits for room
+	acks     int       // acknowledged since the last checkpoint
+	answers  int64     // acknowledged batches of the session
 }
 
 // streamKey names a stream.
 type streamKey struct{ topic, key string }
 
 // openSession connects and loads. The error is the database's or a *PoolerError.
-func openSession(ctx context.Context, pool *pgxpool.Pool, pub Publisher, cfg Config, sql *statements, pins *pins, lease fencing.Position) (_ *session, err error) {
+func openSession(ctx context.Context, pool *pgxpool.Pool, pub Publisher, cfg Config, sql *statements, own []fencing.Position) (_ *session, err error) {
 	s := &session{
-		cfg: cfg, log: cfg.Logger, sql: sql, pub: pub, pins: pins, lease: lease,
-		wake: make(chan struct{}, 1), due: make(chan struct{}, 1),
-		topics: map[string]*topic{}, held: map[streamKey]*hold{}, forks: map[string]*fork{},
+		cfg: cfg, log: cfg.Logger, sql: sql, pub: pub, pool: pool, own: own,
+		wake: make(chan struct{}, 1), due: make(chan struct{}, 1), closing: make(chan struct{}),
+		topics: map[string]*topic{}, held: map[streamKey]*hold{},
+	}
+	for _, pos := range own {
+		if n, ok := shardOf(pos.Key); ok {
+			s.shards = s.shards.with(n)
+		}
 	}
 	s.outages.s = s
 	conn, err := dial(ctx, pool, readerSettings)
@@ -93,6 +113,16 @@ func openSession(ctx context.Context, pool *pgxpool.Pool, pub Publisher, cfg Con
 	return s, s.load(ctx)
 }
 
+// leaseOf is the lease under which a key's stream is published.
+func (s *session) leaseOf(key string) fencing.Position {
+	for _, pos := range s.own {
+		if pos.Key == ShardKey(outbox.Shard(key)) {
+			return pos
+		}
+	}
+	return s.own[0] // a row that somebody has put into the wrong shard
+}
+
 func (s *session) close() {
 	hangUp(s.reader.conn)
 	if s.writer != nil {
@@ -101,13 +131,15 @@ func (s *session) close() {
 }
 
 // run publishes until ctx ends, which is a clean stop and gives nil, or
-// something breaks: the lease, a connection, the producer.
-func (s *session) run(ctx context.Context, lease context.Context) error {
+// something breaks: one of the leases, a connection, the producer.
+func (s *session) run(ctx context.Context, leases []*fencing.Lease) error {
 	defer s.close()
 	s.soft, s.cancelSoft = context.WithCancel(ctx)
 	s.hard, s.cancelHard = context.WithCancel(context.WithoutCancel(ctx))
 	defer s.cancelHard()
-	defer context.AfterFunc(lease, func() { s.fail(context.Cause(lease)) })()
+	for _, l := range leases {
+		defer context.AfterFunc(l.Context(), func() { s.fail(context.Cause(l.Context())) })()
+	}
 
 	for _, work := range []func() error{s.read, s.checkpoints, s.watchTopics} {
 		s.background.Add(1)
@@ -133,9 +165,10 @@ func (s *session) run(ctx context.Context, lease context.Context) error {
 	return s.failed()
 }
 
-// finish waits for the requests in flight, but not for what is queued, and
-// stores the cursor.
+// finish waits for the requests in flight, and for what is queued in front of
+// what was sent already, but for nothing else, and stores the cursors.
 func (s *session) finish() {
+	s.closeLanes()
 	idle := make(chan struct{})
 	go func() { s.lanes.Wait(); close(idle) }()
 	grace := time.NewTimer(s.cfg.Grace)

@@ -1,9 +1,7 @@
 package relay
 
 import (
-	"context"
 	"errors"
-	"sync"
 	"time"
 
 	"github.com/fenceline/fenceline/outbox"
@@ -22,6 +20,10 @@ type topic struct {
 	partitions int  // 0: not known yet
 	batchBytes int
 	lanes      []*lane
+	// retired: rows get their verdict instead of being sent; judging says that
+	// the lanes are made for that, told that it was logged.
+	retired, judging, told bool
+	maxMessageBytes        int // as described last
 	// queue are items that wait until the topic is usable.
 	queue []item
 }
@@ -46,13 +48,15 @@ func (t *topic) push(it item) {
 	n := outbox.Partition([]byte(it.Key), t.partitions)
 	l := t.lanes[n]
 	if l == nil {
-		l = &lane{s: t.s, topic: t, partition: n, wake: make(chan struct{}, 1)}
+		l = &lane{s: t.s, topic: t, partition: n, judges: t.judging, wake: make(chan struct{}, 1)}
 		t.lanes[n] = l
 		t.s.lanes.Add(1)
 		go l.run()
 	}
 	l.queue = append(l.queue, it)
-	signal(l.wake)
+	if len(l.queue) == 1 { // else it is told, or will look before it waits
+		signal(l.wake)
+	}
 }
 
 // clear takes everything of the topic off its way. Called under the mutex.
@@ -90,7 +94,7 @@ func (t *topic) find() {
 	defer s.outages.over(t)
 	again, refused := patience(50*time.Millisecond, 2*time.Second), patience(200*time.Millisecond, 5*time.Second)
 	for s.soft.Err() == nil {
-		d, err := s.pub.Describe(s.soft, t.name)
+		d, retired, err := t.look(s.soft)
 		if s.soft.Err() != nil {
 			return
 		}
@@ -98,23 +102,26 @@ func (t *topic) find() {
 		wait := again.NextBackOff
 		switch {
 		case errors.As(err, &refusal):
+		case fatal(err):
+			s.fail(err)
+			return
 		case err != nil:
 			s.outages.failed(t, t.name, err)
-		default:
-			refusal = t.unfit(d)
 		}
 		if err == nil || refusal != nil {
 			s.outages.over(t) // it has answered
 			again.Reset()
 		}
 		s.mu.Lock()
+		grown := t.described(d)
 		switch {
 		case refusal != nil:
 			s.refuse(t, refusal)
 			wait = refused.NextBackOff
 		case err == nil:
-			t.use(d)
+			t.use(d, retired)
 			s.mu.Unlock()
+			s.tryAgain(s.soft, t.name, grown)
 			return
 		}
 		s.mu.Unlock()
@@ -127,52 +134,29 @@ func (t *topic) find() {
 	}
 }
 
-// use begins to send. Called under the mutex.
-func (t *topic) use(d Topic) {
-	t.usable, t.asking = true, false
-	if t.partitions == 0 {
-		t.partitions = t.s.pins.pin(t.name, d.Partitions)
+// use begins to send, or to give verdicts if the topic is retired. Called under
+// the mutex, when nothing of the topic is in its lanes.
+func (t *topic) use(d Topic, retired bool) {
+	t.usable, t.asking, t.retired, t.told = true, false, retired, false
+	t.batchBytes = t.s.cfg.BatchBytes
+	if retired {
+		d.Partitions = 1
+	} else {
+		t.batchBytes = min(t.batchBytes, d.MaxMessageBytes-framing)
+	}
+	// Another count than before is one that an operator has accepted. A lane of
+	// before ends with the session.
+	if t.partitions != d.Partitions || t.judging != retired {
+		t.partitions, t.judging = d.Partitions, retired
 		t.lanes = make([]*lane, d.Partitions)
 	}
-	t.batchBytes = min(t.s.cfg.BatchBytes, d.MaxMessageBytes-framing)
+	t.s.look = true // a held stream may go on
 	queue := t.queue
 	t.queue = nil
 	for i := range queue {
 		t.push(queue[i])
 	}
 	signal(t.s.wake) // a fork can go on
-}
-
-// unfit says why the topic can't be written to all the same; nil if it can.
-func (t *topic) unfit(d Topic) *TopicError {
-	d.Name = t.name
-	return unfit(d, t.s.pins.get(t.name), t.s.cfg.MaxRecordBytes)
-}
-
-// pins are the partition counts with which this process has begun to write to
-// topics. With another count the events of a stream would go on in another
-// partition. They outlive sessions: they are about Kafka, not about PostgreSQL.
-type pins struct {
-	mu     sync.Mutex
-	counts map[string]int
-}
-
-func (p *pins) get(topic string) int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.counts[topic]
-}
-
-func (p *pins) pin(topic string, count int) int {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.counts == nil {
-		p.counts = map[string]int{}
-	}
-	if p.counts[topic] == 0 {
-		p.counts[topic] = count
-	}
-	return p.counts[topic]
 }
 
 // watchTopics looks from time to time whether the topics in use are still what
@@ -202,20 +186,4 @@ func (s *session) usable() []*topic {
 		}
 	}
 	return topics
-}
-
-func (t *topic) check(ctx context.Context) {
-	d, err := t.s.pub.Describe(ctx, t.name)
-	var refusal *TopicError
-	if err == nil {
-		refusal = t.unfit(d)
-	} else if !errors.As(err, &refusal) {
-		return // no answer: the lanes notice by themselves
-	}
-	if refusal == nil {
-		return
-	}
-	t.s.mu.Lock()
-	defer t.s.mu.Unlock()
-	t.s.refuse(t, refusal)
 }

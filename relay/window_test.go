@@ -72,7 +72,7 @@ func TestWhoeverIsYoungerThanThePairGetsAPositionAboveItsL(t *testing.T) {
 	}
 	defer func() { _ = lock.Rollback(bg) }()
 	var epoch, token int64
-	if err := lock.QueryRow(bg, "select epoch, max_issued_token from fenceline.fence where key = $1 for update", LeaseKey).Scan(&epoch, &token); err != nil {
+	if err := lock.QueryRow(bg, "select epoch, max_issued_token from fenceline.fence where key = $1 for update", ShardKey(0)).Scan(&epoch, &token); err != nil {
 		t.Fatal(err)
 	}
 	type pair struct {
@@ -89,8 +89,8 @@ func TestWhoeverIsYoungerThanThePairGetsAPositionAboveItsL(t *testing.T) {
 	pid := conn.Conn().PgConn().PID()
 	go func() {
 		var p pair
-		p.err = conn.QueryRow(bg, "select pair_low, pair_xid from fenceline.relay_checkpoint($1, $2, $3, '3:3:', 0, null, null, null, 0, '[]', '[]', null, false)",
-			LeaseKey, epoch, token).Scan(&p.low, &p.xid)
+		p.err = conn.QueryRow(bg, "select pair_low, pair_xid from fenceline.relay_checkpoint(array[$1::text], array[$2::bigint], array[$3::bigint], '[]', '[]', '[]', null, false)",
+			ShardKey(0), epoch, token).Scan(&p.low, &p.xid)
 		got <- p
 	}()
 	eventually(t, "the checkpoint waits for the lock", func() bool {

@@ -4,6 +4,10 @@
 //	relay run            carry events until told to stop
 //	relay migrate …      create, change, inspect or remove the schema
 //	relay status         what the relay has to do, and what keeps it from it
+//	relay doctor         examine what a relay rests on, each finding with its remedy
+//	relay pause|resume   keep all relays from publishing, let them go on
+//	relay retention      one pass of the outbox's retention
+//	relay probe …        ask a running relay whether it is well
 //	relay protect …      make a table refuse writes outside the gate; unprotect, protected
 //	relay version
 //

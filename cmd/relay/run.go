@@ -22,23 +22,43 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		log      config.Log
 		topics   []string
 		timeout  time.Duration
-		cfg      relay.Config
+
+		compression string
+		cfg         relay.Config
+		keep        relay.RetentionConfig
+		rotateMB    int
+		web         = ops{metrics: newMetrics()}
 	)
-	s := config.New("relay run", "Carries committed events from the outbox to Kafka until told to stop. One instance is active at a time; further ones stand by and take over.")
+	s := config.New("relay run", "Carries committed events from the outbox to Kafka until told to stop. All instances of a schema share the work; what one that stops or dies had goes to the others.")
 	postgres.Register(s)
 	kafka.Register(s)
 	s.List(&topics, "topics", "TOPICS", "", "topics to check before the start, separated by commas; others are checked when their first event comes")
 	s.String(&cfg.Name, "instance", "INSTANCE", "", "name of this instance in logs and in its lease; host name and process id if empty")
 	s.Duration(&cfg.LeaseTTL, "lease-ttl", "LEASE_TTL", 10*time.Second, time.Second, 24*time.Hour, "time after which a standby takes over from an instance that has died")
 	s.Duration(&cfg.Grace, "grace", "GRACE", 10*time.Second, 0, time.Hour, "time that a stop waits for Kafka's answers; what is open then is published a second time")
-	s.Duration(&cfg.PollMax, "poll-max", "POLL_MAX", 100*time.Millisecond, 2*time.Millisecond, time.Minute, "longest time between two looks for new events when there are none")
+	s.Duration(&cfg.PollMax, "poll-max", "POLL_MAX", 200*time.Millisecond, 2*time.Millisecond, time.Minute, "longest time between two looks for new events when there are none and producers wake the relay; without that, it looks more often")
 	s.Duration(&timeout, "kafka-timeout", "KAFKA_TIMEOUT", 30*time.Second, time.Second, 10*time.Minute, "time that one request to Kafka may take")
+	s.String(&compression, "kafka-compression", "KAFKA_COMPRESSION", kafkapub.CompressionNone, "how to compress batches: none, gzip, snappy, lz4 or zstd",
+		config.Check(config.OneOf(kafkapub.CompressionNone, kafkapub.CompressionGzip, kafkapub.CompressionSnappy, kafkapub.CompressionLZ4, kafkapub.CompressionZstd)))
+	keeping(s, &keep, &rotateMB, 0, "; 0 keeps everything")
+	web.register(s)
 	log.Register(s)
 	if err := config.Parse(s, args, stdout); err != nil {
 		return err
 	}
+	limitMemory()
 	cfg.Schema, cfg.Logger = postgres.Schema, log.Logger(stderr)
+	if keep.Keep > 0 {
+		keep.RotateBytes = int64(rotateMB) << 20
+		cfg.Retention = &keep
+	}
+	cfg.Hooks, cfg.Health = web.hooks(), &web.health
+	web.seen(topics)
 	if err := cfg.Validate(); err != nil {
+		return &config.UsageError{Err: err}
+	}
+	encryption, login, err := kafka.Security.Open()
+	if err != nil {
 		return &config.UsageError{Err: err}
 	}
 	pool, err := postgres.Open(ctx, "relay")
@@ -49,7 +69,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err := kafka.Reach(ctx); err != nil {
 		return err
 	}
-	publisher, err := kafkapub.New(kafkapub.Config{Brokers: kafka.Brokers, Timeout: timeout, Logger: cfg.Logger})
+	publisher, err := kafkapub.New(kafkapub.Config{Brokers: kafka.Brokers, Timeout: timeout, Compression: compression, TLS: encryption, SASL: login, Logger: cfg.Logger})
 	if err != nil {
 		return &config.UsageError{Err: err}
 	}
@@ -57,6 +77,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err := checkTopics(ctx, publisher, topics, timeout); err != nil {
 		return err
 	}
+	defer web.serve(ctx, pool, cfg.Schema, cfg.Logger)()
 	cfg.Logger.Info("relay starting", "version", version.String(), "schema", cfg.Schema, "brokers", kafka.Brokers)
 	return config.NeedsRole(relay.Run(ctx, pool, publisher, cfg), cfg.Schema, schema.KindRelay)
 }

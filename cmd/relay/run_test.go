@@ -54,16 +54,24 @@ func TestRunPublishesWhatIsCommittedAndStopsWhenAskedTo(t *testing.T) {
 	}
 }
 
-func TestASecondRelayStandsByAndTakesOver(t *testing.T) {
+func TestASecondRelaySharesTheWorkAndTakesOver(t *testing.T) {
 	dsn, broker := cmdtest.Migrated(t), kafkatest.Broker(t)
 	topic := kafkatest.Topic(t, broker, 1)
-	env := cmdtest.Env{"FENCELINE_POSTGRES_DSN=" + dsn, "FENCELINE_KAFKA_BROKERS=" + broker, "FENCELINE_LOG_FORMAT=json"}
+	env := cmdtest.Env{"FENCELINE_POSTGRES_DSN=" + dsn, "FENCELINE_KAFKA_BROKERS=" + broker, "FENCELINE_LOG_FORMAT=json", "FENCELINE_HTTP=off"}
+	shards := func(name string) int {
+		for _, i := range readStatus(t, env).Instances {
+			if i.Name == name {
+				return len(i.Shards)
+			}
+		}
+		return 0
+	}
 	first := cmdtest.Start(t, env, "relay", "run", "-instance", "first")
-	first.WaitFor(t, "being active", func() bool { return first.Logged("relay is active") })
+	first.WaitFor(t, "all shards", func() bool { return shards("first") == 64 })
 	second := cmdtest.Start(t, env, "relay", "run", "-instance", "second")
-	second.WaitFor(t, "standing by", func() bool { return second.Logged("standing by") })
+	second.WaitFor(t, "its half", func() bool { return shards("second") == 32 && shards("first") == 32 })
 	want(t, first.Terminate(t), 0)
-	second.WaitFor(t, "being active", func() bool { return second.Logged("relay is active") })
+	second.WaitFor(t, "all of them", func() bool { return shards("second") == 64 })
 	cmdtest.Commit(t, dsn, topic, "ci", "quake.reported", `{}`)
 	second.WaitFor(t, "the record", func() bool { return len(kafkatest.Records(t, broker, topic)) == 1 })
 	r := second.Terminate(t)

@@ -40,6 +40,9 @@ func status(ctx context.Context, args []string, stdout, _ io.Writer) error {
 		return config.NeedsRole(err, postgres.Schema, schema.KindMonitor)
 	}
 	r := newStatusReport(postgres.Schema, st)
+	if err := r.around(ctx, pool, postgres.Schema); err != nil {
+		return config.NeedsRole(err, postgres.Schema, schema.KindMonitor)
+	}
 	if asJSON {
 		e := json.NewEncoder(stdout)
 		e.SetIndent("", "  ")
@@ -61,6 +64,13 @@ type statusReport struct {
 	Held    []heldStream  `json:"held_streams"`
 	Refused []refused     `json:"refused_topics"`
 	ToDo    []string      `json:"to_do"`
+
+	Instances []instance    `json:"instances"`
+	Unowned   []int         `json:"unowned_shards"`
+	Pause     *pauseState   `json:"pause"` // null: not paused
+	Outbox    outboxState   `json:"outbox"`
+	Blockers  []blocker     `json:"open_transactions"`
+	History   historyAnswer `json:"history"`
 }
 
 type activeRelay struct {
@@ -107,9 +117,16 @@ func newStatusReport(name string, st relay.Status) statusReport {
 		Schema: name, Now: st.Now.UTC(),
 		Backlog: waiting{st.Backlog, st.More, st.Oldest.Seconds()},
 		Held:    []heldStream{}, Refused: []refused{}, ToDo: []string{},
+		Instances: []instance{}, Unowned: st.Unowned, Blockers: []blocker{},
+	}
+	if r.Unowned == nil {
+		r.Unowned = []int{}
+	}
+	for _, i := range st.Instances {
+		r.Instances = append(r.Instances, instance{i.Name, i.Started.UTC(), i.Expires.UTC(), append([]int{}, i.Shards...)})
 	}
 	if st.Holder != "" {
-		r.Active = &activeRelay{st.Holder, st.Epoch, st.Token, st.LeaseExpires.UTC()}
+		r.Active = &activeRelay{atWork(st), st.Epoch, st.Token, st.LeaseExpires.UTC()}
 	}
 	if st.Published {
 		r.Cursor = &storedCursor{st.CursorAge.Seconds()}
@@ -129,6 +146,20 @@ func newStatusReport(name string, st relay.Status) statusReport {
 		r.ToDo = append(r.ToDo, fmt.Sprintf("an event has been waiting for %s: look into the log of %s for an outage of Kafka, and whether more is committed than it can carry", age(st.Oldest), st.Holder))
 	}
 	return r
+}
+
+// atWork names the instances that have shards, as their operator has named them.
+func atWork(st relay.Status) string {
+	var names []string
+	for _, i := range st.Instances {
+		if len(i.Shards) > 0 {
+			names = append(names, i.Name)
+		}
+	}
+	if len(names) == 0 {
+		return st.Holder // those who have died within the lease time
+	}
+	return strings.Join(names, ", ")
 }
 
 func (r statusReport) text() string {
@@ -160,6 +191,7 @@ func (r statusReport) text() string {
 	for _, f := range r.Refused {
 		line("  topic %q since %s, %s waiting\n    reason: %s\n    to do:  %s", f.Topic, clock(f.Since), events(f.Events, f.AtLeast), f.Reason, f.ToDo)
 	}
+	r.textAround(line)
 	for _, what := range r.ToDo {
 		line("to do    %s", what)
 	}

@@ -47,3 +47,7 @@ func Expand(template, schema string) string {
 	}
 	return strings.NewReplacer(pairs...).Replace(template)
 }
+
+// WakeChannel is the channel of NOTIFY on which relays hear that there is
+// something to publish, unquoted. It belongs to one database.
+func WakeChannel(schema string) string { return schema + "_wake" }

@@ -5,6 +5,8 @@ import (
 	"hash/crc32"
 	"sync"
 
+	"github.com/segmentio/kafka-go/compress"
+
 	"github.com/fenceline/fenceline/outbox"
 )
 
@@ -88,42 +90,42 @@ type frozen struct {
 	unanswered bool
 }
 
-// scratch is what encoding needs for itself.
-type scratch struct {
-	headers []outbox.WireHeader
-}
-
 var (
-	buffers   = sync.Pool{New: func() any { return new([]byte) }}
-	scratches = sync.Pool{New: func() any { return new(scratch) }}
+	buffers  = sync.Pool{New: func() any { return new([]byte) }}
+	encoders = sync.Pool{New: func() any { return new(outbox.WireEncoder) }}
 )
 
 // Buffers that grew beyond this are left to the garbage collector, so that one
 // large batch doesn't pin its size for ever.
 const maxPooled = 4 << 20
 
-// freeze encodes records into a pooled buffer. Everything but the producer's
-// identity is final: the same records give the same bytes.
-func freeze(records []outbox.Record) *frozen {
-	pooled := buffers.Get().(*[]byte)
-	s := scratches.Get().(*scratch)
-	buf := *pooled
+// emptyBatch is a pooled buffer that begins with zeros where the batch's own
+// fields go.
+func emptyBatch() []byte {
+	buf := *buffers.Get().(*[]byte)
 	if cap(buf) < atRecords {
 		buf = make([]byte, atRecords, 64<<10)
 	}
 	buf = buf[:atRecords]
 	clear(buf)
+	return buf
+}
+
+// freeze encodes records into a pooled buffer. Everything but the producer's
+// identity is final: the same records give the same bytes.
+func freeze(records []outbox.Record, codec compress.Codec) *frozen {
+	e := encoders.Get().(*outbox.WireEncoder)
+	buf := emptyBatch()
 	first := records[0].CreatedAt.UnixMilli()
 	last := first
 	for i := range records {
 		r := &records[i]
 		at := r.CreatedAt.UnixMilli()
 		last = max(last, at)
-		s.headers = outbox.AppendWireHeaders(s.headers[:0], r)
-		buf = appendRecord(buf, r, s.headers, at-first, int64(i))
+		buf = appendRecord(buf, r, e.Headers(r), at-first, int64(i))
 	}
-	clear(s.headers[:cap(s.headers)]) // or the pool would keep old headers alive
-	scratches.Put(s)
+	encoders.Put(e)
+	buf = compressed(buf, codec)
 
 	be := binary.BigEndian
 	be.PutUint32(buf, uint32(len(buf)-prefixBytes))
@@ -182,7 +184,13 @@ func (f *frozen) seal(p *producer, sequence int32) *frozen {
 
 // release gives the buffer back. f must not be used again.
 func (f *frozen) release() {
-	if !f.unanswered && cap(f.buf) <= maxPooled {
-		buffers.Put(&f.buf)
+	if !f.unanswered {
+		reuse(f.buf)
+	}
+}
+
+func reuse(buf []byte) {
+	if cap(buf) <= maxPooled {
+		buffers.Put(&buf)
 	}
 }

@@ -36,7 +36,7 @@ func TestABatchHasExactlyTheseBytes(t *testing.T) {
 		ID: uuid.UUID{15: 1}, Type: "t", Source: "s", Stream: "o", Key: "k", Epoch: 2, Token: 3, Seq: 1, History: 1,
 		Payload: []byte("v"), CreatedAt: created,
 	}
-	got := freeze([]outbox.Record{r}).seal(&producer{id: 258, epoch: 5}, 9).buf
+	got := freeze([]outbox.Record{r}, nil).seal(&producer{id: 258, epoch: 5}, 9).buf
 
 	want := "0000016a" + // length of the batch
 		"0000000000000000" + // base offset
@@ -91,7 +91,7 @@ func TestABatchReadsBackAsItWasWritten(t *testing.T) {
 		record("empty", 6, []byte{}),
 		skip, end, early,
 	}
-	f := freeze(records).seal(&producer{id: 42, epoch: 1}, 77)
+	f := freeze(records, nil).seal(&producer{id: 42, epoch: 1}, 77)
 
 	t.Run("by franz-go", func(t *testing.T) {
 		var b kmsg.RecordBatch
@@ -179,7 +179,7 @@ func TestTheSizeOfARecordIsNeverUnderstated(t *testing.T) {
 				t.Fatalf("the limit at append counts %d bytes for a record of up to %d: what passes it could be refused here", n, RecordSize(&r))
 			}
 		}
-		size := len(freeze(records).buf) - prefixBytes
+		size := len(freeze(records, nil).buf) - prefixBytes
 		if size > bound || size < bound-12*len(records) {
 			t.Fatalf("%d records take %d bytes, said to be at most %d and at least %d", len(records), size, bound, bound-12*len(records))
 		}
@@ -189,10 +189,10 @@ func TestTheSizeOfARecordIsNeverUnderstated(t *testing.T) {
 func TestTheSameRecordsGiveTheSameBytes(t *testing.T) {
 	t.Parallel()
 	records := []outbox.Record{record("a", 1, []byte("1")), record("b", 2, nil)}
-	one := freeze(records).seal(&producer{1, 0}, 5)
+	one := freeze(records, nil).seal(&producer{1, 0}, 5)
 	// Dirty the pool: a buffer's earlier use must not show.
-	freeze([]outbox.Record{record("zzz", 99, bytes.Repeat([]byte{0xff}, 5000))}).seal(&producer{-1, -1}, -1).release()
-	two := freeze(records).seal(&producer{1, 0}, 5)
+	freeze([]outbox.Record{record("zzz", 99, bytes.Repeat([]byte{0xff}, 5000))}, nil).seal(&producer{-1, -1}, -1).release()
+	two := freeze(records, nil).seal(&producer{1, 0}, 5)
 	if !bytes.Equal(one.buf, two.buf) {
 		t.Errorf("got %x, then %x", one.buf, two.buf)
 	}
@@ -200,13 +200,13 @@ func TestTheSameRecordsGiveTheSameBytes(t *testing.T) {
 
 func TestBytesThatMayStillBeOnTheirWayAreNotTouched(t *testing.T) {
 	t.Parallel()
-	f := freeze([]outbox.Record{record("a", 1, []byte("1"))}).seal(&producer{1, 0}, 5)
+	f := freeze([]outbox.Record{record("a", 1, []byte("1"))}, nil).seal(&producer{1, 0}, 5)
 	f.unanswered = true
 	before := bytes.Clone(f.buf)
 	g := f.seal(&producer{2, 0}, 0)
 	f.release()
 	for range 10 {
-		freeze([]outbox.Record{record("b", 2, []byte("2"))}).seal(&producer{3, 0}, 0).release()
+		freeze([]outbox.Record{record("b", 2, []byte("2"))}, nil).seal(&producer{3, 0}, 0).release()
 	}
 	if !bytes.Equal(before, f.buf) {
 		t.Error("the bytes of an unanswered attempt were changed by a new seal or a new batch")
@@ -223,11 +223,11 @@ func BenchmarkFreeze(b *testing.B) {
 		records[i] = record(fmt.Sprintf("order-%08d", i), int64(i+1), bytes.Repeat([]byte("x"), 1024))
 	}
 	p := &producer{1, 0}
-	freeze(records).seal(p, 0).release()
+	freeze(records, nil).seal(p, 0).release()
 	b.ReportAllocs()
 	for b.Loop() {
-		freeze(records).seal(p, 0).release()
+		freeze(records, nil).seal(p, 0).release()
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/n, "ns/record")
-	b.SetBytes(int64(len(freeze(records).buf)))
+	b.SetBytes(int64(len(freeze(records, nil).buf)))
 }

@@ -37,6 +37,8 @@ const (
 	fenced
 	// notIdempotent: we may write, but not with a producer id.
 	notIdempotent
+	// notCompressed: the broker doesn't know the compression of the batch.
+	notCompressed
 )
 
 // verdicts lists what the broker's codes mean in the answer to a produce
@@ -80,6 +82,10 @@ var verdicts = map[kafka.Error]verdict{
 	kafka.ProducerFenced:          fenced,
 
 	kafka.ClusterAuthorizationFailed: notIdempotent,
+
+	kafka.UnsupportedCompressionType: notCompressed,
+
+	kafka.Error(129): moved, // rebootstrap required
 }
 
 // classify judges the error of an attempt, whether the broker answered with it

@@ -18,16 +18,17 @@ func TestEveryCodeOfTheBrokerHasItsVerdict(t *testing.T) {
 	t.Parallel()
 	// Written out code by code, apart from the table under test.
 	want := map[verdict][]int{
-		moved:         {5, 6, 8, 9, 13, 56, 72, 74, 75, 100, 103},
+		moved:         {5, 6, 8, 9, 13, 56, 72, 74, 75, 100, 103, 129},
 		absent:        {3},
 		anew:          {45, 46, 49, 59},
 		refused:       {10, 18, 32, 87},
 		closed:        {17, 29, 43, 44},
 		fenced:        {47, 48, 90},
 		notIdempotent: {31},
+		notCompressed: {76},
 	}
 	known := 0
-	for code := -1; code <= 120; code++ {
+	for code := -1; code <= 140; code++ {
 		if code == 0 {
 			continue
 		}
@@ -47,7 +48,7 @@ func TestEveryCodeOfTheBrokerHasItsVerdict(t *testing.T) {
 			}
 		}
 	}
-	for code := 121; code < 1000; code++ {
+	for code := 141; code < 1000; code++ {
 		if e := kafka.Error(code); e.Title() != "" {
 			t.Errorf("kafka-go knows a code beyond this test: %v", e)
 		}

@@ -47,6 +47,16 @@ type Config struct {
 	// Defaults to 64 MiB.
 	MaxBatchBytes int
 
+	// Compression is how batches are compressed: "none", "gzip", "snappy",
+	// "lz4" or "zstd". A batch that doesn't become smaller goes out as it is.
+	// The topic's max.message.bytes is compared with what is sent, so a limit
+	// that was passed at append is never exceeded by it. On small or already
+	// compressed events it costs time and gains nothing. Brokers that refuse
+	// it get plain batches, with one warning.
+	//
+	// Defaults to "none".
+	Compression string
+
 	// TLS, if not nil, encrypts the connections. It is copied; where ServerName
 	// is empty, each broker's host name is used.
 	//
@@ -80,6 +90,9 @@ func (c Config) withDefaults() Config {
 	if c.MaxBatchBytes == 0 {
 		c.MaxBatchBytes = 64 << 20
 	}
+	if c.Compression == "" {
+		c.Compression = CompressionNone
+	}
 	if c.TLS != nil {
 		c.TLS = c.TLS.Clone()
 	}
@@ -110,6 +123,9 @@ func (c Config) Validate() error {
 	}
 	if c.MaxBatchBytes < 0 {
 		bad("max batch bytes %d is negative: leave it out for the default", c.MaxBatchBytes)
+	}
+	if _, known := codecs[c.Compression]; c.Compression != "" && !known {
+		bad("compression %q is not known: use none, gzip, snappy, lz4 or zstd", c.Compression)
 	}
 	return errors.Join(errs...)
 }

@@ -56,6 +56,21 @@
 // asking afresh, since kafka-go gives the same answer when no broker could be
 // reached.
 //
+// Two refusals are about the way and not about the records: a broker that
+// allows no producer ids gets plain produce, one that doesn't know a
+// compression gets plain batches, from then on and with one warning each.
+// docs/kafka-errors.md has all of it for operators; tests hold it to the table
+// and the table to the protocol.
+//
+// # Encryption, authentication, compression
+//
+// Config.TLS and Config.SASL are the client's own types, so that any mechanism
+// can be brought; the relay command makes them of its settings. Neither a
+// configuration nor a publisher shows a password, however it is printed.
+//
+// A batch is compressed once, when it is frozen, and only if that makes it
+// smaller. Its bytes are the same at each attempt like all others.
+//
 // # kafka-go
 //
 // Its Client and Transport carry the requests; its Writer and its encoder are

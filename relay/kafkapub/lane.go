@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/segmentio/kafka-go/compress"
+
 	"github.com/fenceline/fenceline/relay"
 )
 
@@ -38,10 +40,10 @@ type lane struct {
 func (l *lane) String() string { return fmt.Sprintf("%s/%d", l.topic, l.partition) }
 
 // prepare gives the bytes of b, ready to be sent.
-func (l *lane) prepare(ctx context.Context, b *relay.Batch, ids *producers, maxBytes int) (*frozen, error) {
+func (l *lane) prepare(ctx context.Context, b *relay.Batch, ids *producers, codec compress.Codec, maxBytes int) (*frozen, error) {
 	f, _ := b.Frozen.(*frozen)
 	if f == nil {
-		f = freeze(b.Records)
+		f = freeze(b.Records, codec)
 		if size := len(f.buf) - prefixBytes; size > maxBytes {
 			f.release()
 			return nil, &relay.RefusedError{

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/segmentio/kafka-go"
@@ -25,6 +26,8 @@ type Publisher struct {
 	config    Config
 	dialer    *dialer
 	producers *producers
+	// uncompressed is set when a broker refuses our compression.
+	uncompressed atomic.Bool
 	// life ends with Close, and with it every call and kafka-go's goroutines.
 	life context.Context
 	end  context.CancelCauseFunc
@@ -80,7 +83,7 @@ func (p *Publisher) Produce(ctx context.Context, b *relay.Batch) error {
 		return fmt.Errorf("kafkapub: %s: nothing was sent: %w", l, cause(ctx, err))
 	}
 	seen := l.route.seen()
-	f, err := l.prepare(ctx, b, p.producers, p.config.MaxBatchBytes)
+	f, err := l.prepare(ctx, b, p.producers, p.codec(), p.config.MaxBatchBytes)
 	if err != nil {
 		var re *relay.RefusedError
 		if errors.As(err, &re) {
@@ -120,6 +123,9 @@ func (p *Publisher) judge(ctx context.Context, l *lane, b *relay.Batch, seen int
 	if v == notIdempotent && l.producer == unnumbered {
 		v = closed // it is not the producer id that it objects to
 	}
+	if v == notCompressed && p.codec() == nil {
+		v = again // nothing is compressed any more
+	}
 	switch v {
 	case moved:
 		l.route.forget(seen)
@@ -135,9 +141,15 @@ func (p *Publisher) judge(ctx context.Context, l *lane, b *relay.Batch, seen int
 	case notIdempotent:
 		p.producers.refuse(err)
 		l.restart()
+	case notCompressed:
+		p.dropCompression(err)
+		// It is encoded anew: nothing of this attempt was appended.
+		l.open.release()
+		b.Frozen = nil
+		l.restart()
 	case refused:
 		l.restart()
-		return &relay.RefusedError{Indexes: indexes(named, b.Records), Reason: fmt.Sprintf("%s: %v", l, err), Err: err}
+		return &relay.RefusedError{Indexes: indexes(named, b.Records), TooLarge: errors.Is(err, kafka.MessageSizeTooLarge) || errors.Is(err, kafka.RecordListTooLarge), Reason: fmt.Sprintf("%s: %v", l, err), Err: err}
 	case closed:
 		return &relay.TopicError{Topic: l.topic, Reason: closedReason(err), Err: err}
 	case fenced:

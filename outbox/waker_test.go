@@ -1,0 +1,165 @@
+package outbox_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/fenceline/fenceline/fencing"
+	"github.com/fenceline/fenceline/outbox"
+)
+
+// ear hears the NOTIFYs of a database.
+func (b *bed) ear() *pgx.Conn {
+	b.Helper()
+	conn, err := pgx.ConnectConfig(ctx, b.admin.Config().ConnConfig)
+	b.ok(err)
+	b.Cleanup(func() { _ = conn.Close(ctx) })
+	_, err = conn.Exec(ctx, "listen fenceline_wake")
+	b.ok(err)
+	return conn
+}
+
+// heard waits for the next NOTIFY and returns its payload.
+func (b *bed) heard(ear *pgx.Conn) string {
+	b.Helper()
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	n, err := ear.WaitForNotification(ctx)
+	b.ok(err)
+	return n.Payload
+}
+
+func (b *bed) waker(interval time.Duration) *outbox.Waker {
+	b.Helper()
+	w, err := outbox.NewWaker(b.pool, outbox.WakerConfig{Interval: interval})
+	b.ok(err)
+	b.Cleanup(w.Close)
+	return w
+}
+
+func TestACommitWakesTheRelayIfAndOnlyIfItHasEvents(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	var wakes atomic.Int64
+	var visible atomic.Int64
+	fences, err := fencing.New(ctx, b.pool, fencing.Config{AllowUnsafeDatabase: true, Wake: func() {
+		var n int64
+		// The events are there for everybody when it is called: NOTIFY can't be in
+		// their transaction.
+		if err := b.admin.QueryRow(ctx, "select count(*) from fenceline.outbox").Scan(&n); err != nil {
+			t.Error(err)
+		}
+		visible.Store(n)
+		wakes.Add(1)
+	}})
+	b.ok(err)
+	lease, err := fences.Acquire(ctx, "k", fencing.LeaseConfig{TTL: 5 * time.Minute})
+	b.ok(err)
+	event := outbox.Event{Topic: "t", Type: "x"}
+	appends := func(ctx context.Context, tx fencing.Tx) error { return outbox.Append(ctx, tx, event) }
+	content := func(step string) fencing.Content { return fencing.Content{Step: step, Bytes: []byte(step)} }
+	boom := errors.New("boom")
+	for _, c := range []struct {
+		name           string
+		commit         func() error
+		wakes, visible int64
+		fails          bool
+	}{
+		{"with an event", func() error { _, err := lease.Commit(ctx, content("1"), appends); return err }, 1, 1, false},
+		{"replayed", func() error { _, err := lease.Commit(ctx, content("1"), appends); return err }, 1, 1, false},
+		{"without events", func() error {
+			_, err := lease.Commit(ctx, content("2"), func(context.Context, fencing.Tx) error { return nil })
+			return err
+		}, 1, 1, false},
+		{"that fails", func() error {
+			_, err := lease.Commit(ctx, content("3"), func(ctx context.Context, tx fencing.Tx) error { return errors.Join(appends(ctx, tx), boom) })
+			return err
+		}, 1, 1, true},
+		{"whose statement fails", func() error {
+			_, err := lease.Commit(ctx, content("4"), func(ctx context.Context, tx fencing.Tx) error { tx.Queue("select 1/0"); return appends(ctx, tx) })
+			return err
+		}, 1, 1, true},
+		{"of a batch", func() error {
+			_, err := lease.CommitBatch(ctx, content("5"), func(batch *fencing.Batch) error { return outbox.Append(ctx, batch, event, event) })
+			return err
+		}, 2, 3, false},
+		{"with end records", func() error { _, err := lease.Close(ctx); return err }, 3, 4, false},
+	} {
+		if err := c.commit(); (err != nil) != c.fails {
+			t.Fatalf("a commit %s: %v", c.name, err)
+		}
+		if wakes.Load() != c.wakes || visible.Load() != c.visible {
+			t.Errorf("after a commit %s: %d wake-ups, the last at %d events; want %d at %d", c.name, wakes.Load(), visible.Load(), c.wakes, c.visible)
+		}
+	}
+}
+
+func TestManyCommitsAreOneNotify(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	ear := b.ear()
+	w := b.waker(time.Hour)
+	for range 1000 {
+		w.Wake()
+	}
+	if got := b.heard(ear); got != "" {
+		t.Errorf("the first is %q", got)
+	}
+	_, err := b.admin.Exec(ctx, "notify fenceline_wake, 'the test''s own'")
+	b.ok(err)
+	if got := b.heard(ear); got != "the test's own" {
+		t.Error("there was a second within the interval")
+	}
+}
+
+func TestAWakeUpWithinTheIntervalIsSentAtItsEnd(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	ear := b.ear()
+	w := b.waker(20 * time.Millisecond)
+	for range 5 {
+		w.Wake()
+		b.heard(ear)
+	}
+}
+
+func TestAClosedWakerIsSilentAndAFailingOneBlocksNobody(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	ear := b.ear()
+	w := b.waker(time.Millisecond)
+	w.Close()
+	w.Wake()
+	_, err := b.admin.Exec(ctx, "notify fenceline_wake, 'the test''s own'")
+	b.ok(err)
+	if got := b.heard(ear); got != "the test's own" {
+		t.Error("a closed waker wakes")
+	}
+
+	broken, err := outbox.NewWaker(b.pool, outbox.WakerConfig{Interval: time.Hour, Timeout: time.Hour, Logger: slog.New(slog.DiscardHandler)})
+	b.ok(err)
+	var conns []interface{ Release() }
+	for range b.pool.Config().MaxConns { // none is left for it
+		c, err := b.pool.Acquire(ctx)
+		b.ok(err)
+		conns = append(conns, c)
+	}
+	broken.Wake()
+	broken.Wake()
+	broken.Close() // does not wait for the hour
+	for _, c := range conns {
+		c.Release()
+	}
+	if _, err := outbox.NewWaker(b.pool, outbox.WakerConfig{Schema: `x"; drop`}); err == nil {
+		t.Error("a schema that injects is accepted")
+	}
+	if _, err := outbox.NewWaker(b.pool, outbox.WakerConfig{Interval: -1}); err == nil {
+		t.Error("a negative interval is accepted")
+	}
+}

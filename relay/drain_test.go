@@ -1,0 +1,108 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+)
+
+func TestDrainPublishesWhatIsCommittedAndReturns(t *testing.T) {
+	t.Parallel()
+	pool, kafka := fresh(t, "a", "b")
+	cfg := quick()
+	drained := func(want int64) {
+		t.Helper()
+		d, err := Drain(bg, pool, kafka, cfg)
+		if err != nil || d.Records != want || d.Held != 0 || len(d.Refused) != 0 {
+			t.Fatalf("%+v, %v, want %d records", d, err, want)
+		}
+	}
+	drained(0)
+	p, slow := newProducer(t, pool, "k"), newProducer(t, pool, "slow")
+	open := slow.begin().enter().append("a", "open")
+	for i := range 50 {
+		p.publish("a", fmt.Sprint(i))
+		p.publish("b", fmt.Sprint(i))
+	}
+	cfg.PageSize = 7
+	drained(100) // it doesn't wait for what is not committed
+	if kafka.has("a", "open") {
+		t.Error("what isn't committed is published")
+	}
+	drained(0)
+	open.commit()
+	drained(1)
+	if !kafka.has("a", "open") {
+		t.Error("a straggler is not published")
+	}
+}
+
+func TestDrainLeavesWhatTheBrokerRefusesAndSaysSo(t *testing.T) {
+	t.Parallel()
+	pool, kafka := fresh(t, "a")
+	p, other := newProducer(t, pool, "k"), newProducer(t, pool, "other")
+	p.publish("a", "fine", "poison", "behind")
+	other.publish("missing", "x")
+	other.publish("a", "y")
+	kafka.answer(refusing("poison"))
+	cfg := quick()
+	cfg.Grace = 50 * time.Millisecond
+	d, err := Drain(bg, pool, kafka, cfg)
+	if err != nil || d.Held != 1 || strings.Join(d.Refused, " ") != "missing" {
+		t.Fatalf("%+v, %v", d, err)
+	}
+	if !kafka.has("a", "fine") || !kafka.has("a", "y") || kafka.has("a", "behind") {
+		t.Errorf("published: %v", kafka.payloads("a"))
+	}
+	kafka.create("missing", 1)
+	cfg.Grace = 20 * time.Second
+	if d, err = Drain(bg, pool, kafka, cfg); err != nil || len(d.Refused) != 0 || !kafka.has("missing", "x") {
+		t.Errorf("once the topic is there: %+v, %v", d, err)
+	}
+}
+
+func TestDrainWaitsForWhatAnotherRelayPublishes(t *testing.T) {
+	t.Parallel()
+	pool, kafka := fresh(t, "a")
+	r := startRelay(t, pool, kafka, quick())
+	r.passed(1)
+	p := newProducer(t, pool, "k")
+	p.publish("a", "x")
+	if _, err := Drain(bg, pool, kafka, quick()); err != nil || !kafka.has("a", "x") {
+		t.Errorf("%v, published: %v", err, kafka.payloads("a"))
+	}
+	r.end()
+}
+
+func TestDrainEndsWithThePauseTheContextAndRunsErrors(t *testing.T) {
+	t.Parallel()
+	pool, kafka := fresh(t, "a")
+	p := newProducer(t, pool, "k")
+	p.publish("a", "x")
+	if _, err := SetPause(bg, pool, "", true, "alice", ""); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Drain(bg, pool, kafka, quick()); !errors.Is(err, ErrPaused) {
+		t.Errorf("paused: %v", err)
+	}
+	if _, err := SetPause(bg, pool, "", false, "alice", ""); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(bg)
+	kafka.answer(func(context.Context, *Batch) error { cancel(); return errAway })
+	cfg := quick()
+	cfg.Grace = time.Millisecond
+	if _, err := Drain(ctx, pool, kafka, cfg); !errors.Is(err, context.Canceled) {
+		t.Errorf("cancelled: %v", err)
+	}
+	kafka.answer(func(context.Context, *Batch) error { return ErrFenced })
+	if _, err := Drain(bg, pool, kafka, quick()); !errors.Is(err, ErrFenced) {
+		t.Errorf("fenced: %v", err)
+	}
+	if _, err := Drain(bg, pool, kafka, Config{LeaseTTL: -1}); err == nil {
+		t.Error("what isn't valid is accepted")
+	}
+}

@@ -1,0 +1,155 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/fenceline/fenceline/internal/schema"
+)
+
+// pauseWord is what NOTIFY carries when an operator has spoken.
+const pauseWord = "pause"
+
+// Pause is whether the relays of a schema publish.
+type Pause struct {
+	// Paused says that they don't.
+	Paused bool
+	// Who said so last, with which login, why, and when on the database's clock.
+	// Empty if nobody ever did.
+	Who, Login, Reason string
+	At                 time.Time
+}
+
+// sentence is empty if relays are not paused.
+func (p Pause) sentence() string {
+	if !p.Paused {
+		return ""
+	}
+	return fmt.Sprintf("the relays are paused by %q since %s: %s", p.Who, p.At.UTC().Format(time.RFC3339), p.Reason)
+}
+
+const readPauseSQL = "select paused, who, login, reason, at from @schema@.relay_pause order by n desc limit 1"
+
+// ReadPause reads it. A login needs the role fenceline_monitor or
+// fenceline_relay. An empty name stands for "fenceline".
+func ReadPause(ctx context.Context, pool *pgxpool.Pool, name string) (p Pause, err error) {
+	if name == "" {
+		name = schema.Default
+	}
+	err = pool.QueryRow(ctx, schema.Expand(readPauseSQL, name)).Scan(&p.Paused, &p.Who, &p.Login, &p.Reason, &p.At)
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		return Pause{}, fmt.Errorf("relay: read whether relays are paused: %w", err)
+	}
+	return p, nil
+}
+
+// SetPause tells all relays of a schema to publish nothing, or to go on; who
+// says so and why stays on record. It holds until the next call, over restarts.
+// Each instance finishes what is on its way to Kafka, keeps its shards, and
+// heeds it at once, or within five seconds where its LISTEN connection is lost.
+// changed is false if it was so already. A login needs the role
+// fenceline_operator.
+func SetPause(ctx context.Context, pool *pgxpool.Pool, name string, paused bool, who, reason string) (changed bool, err error) {
+	if name == "" {
+		name = schema.Default
+	}
+	if err := schema.Check(ctx, pool, name, schema.Producer); err != nil {
+		return false, fmt.Errorf("relay: %w", err)
+	}
+	if err := pool.QueryRow(ctx, schema.Expand("select @schema@.relay_set_pause($1, $2, $3)", name), paused, who, reason).Scan(&changed); err != nil {
+		return false, fmt.Errorf("relay: pause or resume: %w", err)
+	}
+	return changed, nil
+}
+
+// brake keeps an instance's reader from reading while the relays are paused,
+// and until it is known whether they are.
+type brake struct {
+	pool   *pgxpool.Pool
+	name   string
+	log    *slog.Logger
+	hook   func(bool)
+	health *Health
+	every  time.Duration
+	said   <-chan struct{} // an operator may have spoken
+
+	mu   sync.Mutex
+	free chan struct{} // closed while the reader may read
+	off  bool          // free is closed
+}
+
+func newBrake(pool *pgxpool.Pool, cfg Config, said <-chan struct{}) *brake {
+	return &brake{pool: pool, name: cfg.Schema, log: cfg.Logger, hook: cfg.Hooks.Paused, health: cfg.Health, every: 5 * time.Second, said: said, free: make(chan struct{})}
+}
+
+// open waits until the reader may read; false if ctx ends first.
+func (b *brake) open(ctx context.Context) bool {
+	b.mu.Lock()
+	free := b.free
+	b.mu.Unlock()
+	select {
+	case <-free:
+		return ctx.Err() == nil
+	case <-ctx.Done():
+		return false
+	}
+}
+
+func (b *brake) set(p Pause) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch {
+	case p.Paused && b.off:
+		b.free, b.off = make(chan struct{}), false
+	case !p.Paused && !b.off:
+		close(b.free)
+		b.off = true
+	}
+}
+
+// run keeps the brake as the database has it.
+func (b *brake) run(ctx context.Context) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	known, was := false, false
+	for {
+		select {
+		case <-timer.C:
+		case <-b.said:
+		case <-ctx.Done():
+			return
+		}
+		p, err := ReadPause(ctx, b.pool, b.name)
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err != nil:
+			b.log.Debug("cannot look whether relays are paused", "error", err)
+		default:
+			b.set(p)
+			b.health.note("pause", p.sentence())
+			switch {
+			case p.Paused && !was:
+				b.log.Warn("relays are paused: nothing is published", "by", p.Who, "login", p.Login, "since", p.At, "reason", p.Reason, "remedy", `run "relay resume"`)
+			case !p.Paused && known && was:
+				b.log.Info("relays go on", "by", p.Who, "login", p.Login, "reason", p.Reason)
+			}
+			if b.hook != nil && (p.Paused != was || !known) {
+				b.hook(p.Paused)
+			}
+			known, was = true, p.Paused
+		}
+		if known {
+			timer.Reset(b.every)
+		} else {
+			timer.Reset(200 * time.Millisecond) // nothing is published until it is
+		}
+	}
+}

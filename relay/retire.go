@@ -1,0 +1,163 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// look finds out whether, and how, a topic can be written to: what operators
+// have decided about it, what the broker says of it, and the partition count
+// with which the relay began to write to it, which is pinned here if it isn't
+// yet. Every instance, now and after any restart, finds the same pin.
+//
+// The error is a *TopicError for a topic that must not be written to, and any
+// other if nothing is known.
+func (t *topic) look(ctx context.Context) (d Topic, retired bool, err error) {
+	pinned, retired, err := t.s.pin(ctx, t.name, nil)
+	if err != nil || retired {
+		return Topic{Name: t.name}, retired, err
+	}
+	if d, err = t.s.pub.Describe(ctx, t.name); err != nil {
+		return d, false, err
+	}
+	d.Name = t.name
+	if pinned == 0 {
+		// Only a topic that is written to is pinned.
+		if refusal := unfit(d, 0, t.s.cfg.MaxRecordBytes); refusal != nil {
+			return d, false, refusal
+		}
+		if pinned, retired, err = t.s.pin(ctx, t.name, &d.Partitions); err != nil || retired {
+			return d, retired, err
+		}
+	}
+	if refusal := unfit(d, pinned, t.s.cfg.MaxRecordBytes); refusal != nil {
+		return d, false, refusal
+	}
+	return d, false, nil
+}
+
+// pin asks for the pinned partition count of a topic, 0 if there is none. With a
+// count it pins that first, unless there is one.
+func (s *session) pin(ctx context.Context, topic string, count *int) (pinned int, retired bool, err error) {
+	if err := s.pool.QueryRow(ctx, s.sql.topicPin, topic, count).Scan(&pinned, &retired); err != nil {
+		return 0, false, fmt.Errorf("relay: look up the partition count of topic %q: %w", topic, err)
+	}
+	return pinned, retired, nil
+}
+
+// judge takes the place of send for a topic that is retired: instead of going to
+// Kafka, rows get their verdict. So a fork of such a topic ends like any other:
+// it reads what has waited, joins the main flow, and its row goes; and what
+// producers may still append to the topic doesn't wait either.
+func (l *lane) judge(items []item) bool {
+	pos := make([]int64, len(items))
+	for i := range items {
+		pos[i] = items[i].Pos
+	}
+	s := l.s
+	var judged *int64
+	if err := s.pool.QueryRow(s.hard, s.sql.topicJudge, l.topic.name, pos).Scan(&judged); err != nil {
+		s.fail(fmt.Errorf("relay: give the events of the retired topic %q their verdict: %w", l.topic.name, err))
+		return false
+	}
+	if err := s.crash("judged"); err != nil {
+		s.fail(err)
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if l.now == nil {
+		return false
+	}
+	if judged == nil {
+		// Accepted again meanwhile: nothing was judged, the items are as they were.
+		s.refuse(l.topic, &TopicError{Topic: l.topic.name, Reason: "it was accepted again and is being looked at"})
+		return false
+	}
+	s.answers++
+	s.proven(items)
+	for i := range items {
+		if s.settle(&items[i]) {
+			s.acks++
+		}
+	}
+	if !l.topic.told {
+		l.topic.told = true
+		s.log.Warn("topic is retired; its events get their verdict instead of being published", "topic", l.topic.name, "events", *judged)
+	}
+	if s.acks >= s.cfg.CheckpointEvery {
+		signal(s.due)
+	}
+	return true
+}
+
+// check looks whether a topic in use is still what it was.
+func (t *topic) check(ctx context.Context) {
+	s := t.s
+	d, retired, err := t.look(ctx)
+	var refusal *TopicError
+	if err != nil && !errors.As(err, &refusal) {
+		return // no answer: the lanes notice by themselves
+	}
+	s.mu.Lock()
+	if refusal == nil && retired != t.retired {
+		refusal = &TopicError{Topic: t.name, Reason: "an operator has retired it, or accepted it again; it is being looked at"}
+	}
+	if refusal != nil {
+		if t.usable {
+			s.refuse(t, refusal)
+		}
+		s.mu.Unlock()
+		return
+	}
+	grown := t.described(d)
+	s.mu.Unlock()
+	s.tryAgain(ctx, t.name, grown)
+}
+
+// grown says in words how a topic has become able to take what it refused; empty
+// if it hasn't.
+type grown string
+
+// described takes note of what the broker says of a topic, if it did. Called
+// under the mutex.
+func (t *topic) described(d Topic) (g grown) {
+	if d.MaxMessageBytes == 0 {
+		return ""
+	}
+	if t.maxMessageBytes != 0 && d.MaxMessageBytes > t.maxMessageBytes {
+		g = grown(fmt.Sprintf("max.message.bytes of the topic went from %d to %d", t.maxMessageBytes, d.MaxMessageBytes))
+	}
+	t.maxMessageBytes = d.MaxMessageBytes
+	return g
+}
+
+// tryAgain asks for streams of a topic to be resumed that were held because a
+// record was too large, now that the topic takes larger ones. Once for each
+// change: a record that is refused again is held again, and nothing asks any
+// more. A retry is always safe; what this saves is the operator's night.
+func (s *session) tryAgain(ctx context.Context, topic string, why grown) {
+	if why == "" {
+		return
+	}
+	var keys []string
+	s.mu.Lock()
+	for k, h := range s.held {
+		if k.topic == topic && h.tooLarge && h.recorded && h.side == nil {
+			keys = append(keys, k.key)
+		}
+	}
+	s.mu.Unlock()
+	for _, key := range keys {
+		ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+		var asked bool
+		err := s.pool.QueryRow(ctx, s.sql.heldAuto, topic, key, string(why)).Scan(&asked)
+		cancel()
+		if err != nil {
+			s.log.Warn("could not ask for a held stream to be resumed; an operator can", "topic", topic, "key", key, "error", err)
+			return
+		}
+	}
+}
