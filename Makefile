@@ -49,9 +49,18 @@ bench: ## Measure against the field, an hour; ARGS=-quick for minutes (bench/REA
 bench-fencing: ## Print what a fenced commit costs, as ratios (docs/performance.md)
 	go test ./fencing -run '^$$' -bench 'CommitAgainstAPlainTransaction|UnderAHeldSnapshot|TakeoverUnderLoad|RenewalOfAThousandLeases' -benchtime 1x -timeout 1h $(ARGS)
 
+.PHONY: bench-relay
+bench-relay: ## Print what draining a backlog costs, as a ratio to a bare Kafka client (docs/performance.md)
+	$(STACK) -kafka -kafka-heap 1024 -durable -- go test ./relay/kafkapub -run '^$$' -bench 'Drain$$' -benchtime 1x -timeout 1h $(ARGS)
+
+.PHONY: bench-consumer
+bench-consumer: ## Print what the guard costs a consumer, as ratios (docs/performance.md)
+	go test ./consumer -run '^$$' -bench 'GuardedAgainstPlain|BatchAgainstOneByOne|RejectingARewind|OneHotKeyUnderAHeldSnapshot' -benchtime 1x -timeout 1h $(ARGS)
+
 .PHONY: mutants
-mutants: ## Take each rule out of the database's functions, and see its scenario fail
-	FENCELINE_LONG=1 $(STACK) -- go test -count=1 -v -run 'EachRule|ReceiptAndFenceReadOneAfter|WithACachingSequence' $(ARGS) ./fencing/... ./relay
+mutants: ## Take each rule out of the code and the database, and see its scenario fail
+	FENCELINE_LONG=1 $(STACK) -- go test -count=1 -v -timeout 1h -run 'EachRule|ReceiptAndFenceReadOneAfter|WithACachingSequence' $(ARGS) ./fencing/... ./relay
+	FENCELINE_LONG=1 $(STACK) -- go test -count=1 -v -timeout 2h -run 'EachMutant' $(ARGS) ./consumer
 
 .PHONY: demo
 demo: ## Run the whole story, one command (ARGS=-keep leaves the servers running)

@@ -30,20 +30,56 @@ type Config struct {
 	// events were appended to). Defaults to none.
 	Streams map[string]StreamConfig
 
+	// Limits bound what is kept of records that can't be applied yet. Beyond them
+	// reading goes on, and comes back when there is room. What is zero defaults as
+	// said at [Limits].
+	Limits Limits
+	// GapAlarm is how long a stream may stand (at a hole, at a life that nothing
+	// proves, at an event that fails, at a contradiction) before the alarm is
+	// raised, for every stream that Streams doesn't name. Defaults to 15 minutes.
+	GapAlarm time.Duration
+	// ForgetAfter is how long the guard of a life that has ended is kept: one that
+	// stands on its end record and of which nothing waits. An event of such a life
+	// that arrives later is put into quarantine, and so is the first event that
+	// comes of a key that is older. Defaults to 0, for ever.
+	ForgetAfter time.Duration
+	// DeadLetters is given the dead letters of state streams, beside the table,
+	// for a topic of their own; see [DeadLetterSink]. Defaults to none.
+	DeadLetters DeadLetterSink
+	// PollInterval is the time between two looks at what operators have decided,
+	// at streams that stand for too long, and at whether there is room again.
+	// Defaults to 5 s.
+	PollInterval time.Duration
+
 	// BatchSize is the largest number of events in one transaction. Defaults
 	// to 500.
 	BatchSize int
-	// FetchBytes is about how much is read of a partition at once, and so,
-	// times the number of partitions, how much memory is used. One record
-	// batch is read whatever its size. Defaults to 1 MiB.
+	// FetchBytes is about how much is read of a partition at once. While one
+	// such piece is applied the next one is fetched, so twice this, times the
+	// number of partitions, is how much memory is used. One record batch is read
+	// whatever its size. Defaults to 1 MiB.
 	FetchBytes int
+	// Begin is where to begin in a partition of which neither this consumer's
+	// database nor the group has an offset. Defaults to [Earliest].
+	Begin Begin
+	// Mapping reads records that are not in this project's wire format; see
+	// [CloudEvents] and [Debezium]. It must not be changed under a consumer that
+	// has something parked. Defaults to [Wire].
+	Mapping Mapping
 
 	// Attempts is how often an event is tried, on errors that are not passing
 	// for certain, before it is parked (strict) or dead-lettered (state).
 	// Defaults to 10, which with the pauses between them takes about four seconds.
 	Attempts int
+	// LossLimit is how often in a row an event may lose the connection in the
+	// middle of its transaction, while new connections work, before it is
+	// parked or dead-lettered like one that fails for good. Losing it once or
+	// twice is an accident, and an outage never counts. Defaults to 20, which
+	// with the pauses between the tries takes more than a minute.
+	LossLimit int
 	// HandlerTimeout ends the context of a handler's call. A handler that
-	// exceeds it has failed. Defaults to 30 s.
+	// exceeds it has failed. One that goes on regardless loses its session 5 s
+	// later, so that it holds up nobody but itself. Defaults to 30 s.
 	HandlerTimeout time.Duration
 	// CommitTimeout bounds a COMMIT, which nothing else cancels. Defaults to
 	// 30 s.
@@ -58,6 +94,9 @@ type Config struct {
 	// OffsetInterval is the time between two commits of offsets to Kafka; they
 	// only shorten what is read again after a restart. Defaults to 500 ms.
 	OffsetInterval time.Duration
+	// StallAlarm is how long a partition may fail to get on, for a reason that
+	// may pass, before the alarm [Stalled] is raised. Defaults to one minute.
+	StallAlarm time.Duration
 	// MaxAhead is how far an epoch may lie ahead of the database's clock before
 	// it is not believed. Defaults to 24 h.
 	MaxAhead time.Duration
@@ -75,6 +114,8 @@ type StreamConfig struct {
 	Policy Policy
 	// Start is the stream's. Defaults to Config.Start.
 	Start Start
+	// GapAlarm is the stream's. Defaults to Config.GapAlarm.
+	GapAlarm time.Duration
 }
 
 // maxName is what the tables allow.
@@ -104,6 +145,15 @@ func (c *Config) check() error {
 	if c.Start == "" {
 		c.Start = FromFirstSeen
 	}
+	if c.Begin == "" {
+		c.Begin = Earliest
+	}
+	if c.Begin != Earliest && c.Begin != Latest {
+		bad("Config.Begin %q is unknown: want %q or %q", c.Begin, Earliest, Latest)
+	}
+	if c.Mapping == nil {
+		c.Mapping = Wire
+	}
 	checkStream := func(where string, s StreamConfig) {
 		if s.Policy != Strict && s.Policy != State {
 			bad("%s policy %q is unknown: want %q or %q", where, s.Policy, Strict, State)
@@ -111,13 +161,20 @@ func (c *Config) check() error {
 		if s.Start != FromFirstSeen && s.Start != FromOrigin {
 			bad("%s start %q is unknown: want %q or %q", where, s.Start, FromFirstSeen, FromOrigin)
 		}
+		if s.GapAlarm < 0 {
+			bad("%s GapAlarm is %v, want more than zero", where, s.GapAlarm)
+		}
 	}
-	checkStream("Config's", StreamConfig{c.Policy, c.Start})
+	checkStream("Config's", StreamConfig{Policy: c.Policy, Start: c.Start})
 	for name := range c.Streams {
 		if name == "" {
 			bad("Config.Streams has an empty stream name")
 		}
 		checkStream(fmt.Sprintf("stream %q:", name), c.stream(name))
+	}
+	errs = append(errs, c.Limits.check("Config.Limits", defaultLimits))
+	if c.ForgetAfter < 0 {
+		bad("Config.ForgetAfter is %v, want zero (for ever) or more", c.ForgetAfter)
 	}
 	for _, n := range []struct {
 		name     string
@@ -127,6 +184,7 @@ func (c *Config) check() error {
 		{"BatchSize", &c.BatchSize, 500, 1},
 		{"FetchBytes", &c.FetchBytes, 1 << 20, 1 << 10},
 		{"Attempts", &c.Attempts, 10, 1},
+		{"LossLimit", &c.LossLimit, 20, 1},
 	} {
 		if *n.value == 0 {
 			*n.value = n.def
@@ -146,7 +204,10 @@ func (c *Config) check() error {
 		{"RetryMin", &c.RetryMin, 50 * time.Millisecond},
 		{"RetryMax", &c.RetryMax, 5 * time.Second},
 		{"OffsetInterval", &c.OffsetInterval, 500 * time.Millisecond},
+		{"StallAlarm", &c.StallAlarm, time.Minute},
 		{"MaxAhead", &c.MaxAhead, 24 * time.Hour},
+		{"GapAlarm", &c.GapAlarm, defaultGapAlarm},
+		{"PollInterval", &c.PollInterval, 5 * time.Second},
 	} {
 		if *d.value == 0 {
 			*d.value = d.def
@@ -154,6 +215,9 @@ func (c *Config) check() error {
 		if *d.value < 0 {
 			bad("Config.%s is %v, want more than zero", d.name, *d.value)
 		}
+	}
+	if c.Begin == Latest && c.any(func(s StreamConfig) bool { return s.Policy == Strict && s.Start == FromOrigin }) {
+		bad("Config.Begin is %q, and a stream starts %s: its first event would never be read", Latest, FromOrigin)
 	}
 	if c.RetryMax < c.RetryMin {
 		bad("Config.RetryMax (%v) is less than RetryMin (%v)", c.RetryMax, c.RetryMin)
@@ -173,17 +237,34 @@ func (c *Config) stream(name string) StreamConfig {
 	if s.Start == "" {
 		s.Start = c.Start
 	}
+	if s.GapAlarm == 0 {
+		s.GapAlarm = c.GapAlarm
+	}
 	return s
 }
 
 // guard is the part of the configuration that decides.
 func (c *Config) guard() GuardConfig {
-	return GuardConfig{Consumer: c.Name, Schema: c.Schema, Policy: c.Policy, Start: c.Start, Streams: c.Streams, MaxAhead: c.MaxAhead}
+	return GuardConfig{Consumer: c.Name, Schema: c.Schema, Policy: c.Policy, Start: c.Start, Streams: c.Streams, MaxAhead: c.MaxAhead, Mapping: c.Mapping,
+		Limits: c.Limits, GapAlarm: c.GapAlarm, ForgetAfter: c.ForgetAfter}
 }
+
+// Begin says where to begin in a partition that nobody has read for this
+// consumer.
+type Begin string
+
+const (
+	// Earliest begins with the first record that the log has.
+	Earliest Begin = "earliest"
+	// Latest begins behind the last record that the log has when this consumer
+	// first comes to it: what was published before is never read. Not for a
+	// stream that starts [FromOrigin].
+	Latest Begin = "latest"
+)
 
 // any tells whether some stream may be of this kind.
 func (c *Config) any(is func(StreamConfig) bool) bool {
-	if is(StreamConfig{c.Policy, c.Start}) {
+	if is(StreamConfig{Policy: c.Policy, Start: c.Start}) {
 		return true
 	}
 	for name := range c.Streams {

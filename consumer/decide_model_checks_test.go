@@ -10,7 +10,7 @@ import (
 
 // owed says that a committed event must still be applied.
 func (w *world) owed(r *outbox.Record) bool {
-	return r.Kind == outbox.KindData && !w.skipped[r.Pos] && !w.discarded[r.Pos] && !w.applied[r.Pos] && r.Epoch > w.forgotten &&
+	return r.Kind == outbox.KindData && !w.skipped[r.Pos] && !w.discarded[r.Pos] && !w.given[r.Pos] && !w.applied[r.Pos] && r.Epoch > w.forgotten &&
 		(w.row == nil || !before(r, &outbox.Record{Epoch: w.row.StartEpoch, Seq: w.row.StartSeq}))
 }
 
@@ -69,18 +69,23 @@ func (w *world) close() {
 		w.publish()
 	}
 	w.drain()
-	for round := 0; round < 3+2*w.restores && w.wrong == ""; round++ {
+	for round := 0; round < 4+3*w.restores && w.wrong == ""; round++ {
 		for _, r := range w.events {
 			w.send(w.wire(r)) // relay republish
 		}
 		w.drain()
 		if w.truncated {
-			w.truncated = false
-			w.note("accept")
-			w.resume(true)
+			w.accept()
+			if w.row != nil {
+				w.retry()
+			}
+			w.pass()
+		}
+		if len(w.park) == 0 && !w.overflow.any() {
+			break
 		}
 		if len(w.park) == 0 {
-			break
+			continue
 		}
 		if w.restores == 0 {
 			w.fail("%s waits, although nothing is missing", name(w.park[0].rec))
@@ -92,6 +97,9 @@ func (w *world) close() {
 	if w.wrong == "" && len(w.park) > 0 {
 		w.fail("%s still waits", name(w.park[0].rec))
 	}
+	if w.wrong == "" && w.overflow.any() {
+		w.fail("what was not stored from %d on is never read again", w.low)
+	}
 	w.fold()
 }
 
@@ -99,13 +107,27 @@ func (w *world) drain() {
 	for w.wrong == "" && w.offset < len(w.log) {
 		w.read()
 	}
+	w.pass()
 	if w.row != nil && w.row.Blocked != "" {
-		w.resume(true) // operators retry
+		w.retry()
 	}
 	for _, r := range w.dead {
 		if w.wrong == "" && !w.discarded[r.Pos] {
-			w.process(r) // and redrive
+			w.redrive(r)
 		}
+	}
+	w.pass()
+}
+
+// redrive decides a dead letter again.
+func (w *world) redrive(r *outbox.Record) {
+	w.note("redrive %s", name(r))
+	w.process(r)
+	if !w.bad[r.Pos] || w.decide(w.input(r), false).Outcome != Applied {
+		delete(w.dead, r.Pos)
+	}
+	if w.peer != nil {
+		w.peer.redrive(r)
 	}
 }
 
@@ -127,7 +149,7 @@ func (w *world) fold() {
 
 // step does one thing at random.
 func (w *world) step(rnd *rand.Rand, faults bool) {
-	switch rnd.IntN(23) {
+	switch rnd.IntN(27) {
 	case 0, 1, 2, 3:
 		if w.open || rnd.IntN(2) == 0 {
 			w.commit(outbox.KindData)
@@ -178,23 +200,38 @@ func (w *world) step(rnd *rand.Rand, faults bool) {
 		}
 	case 19:
 		if faults && rnd.IntN(3) == 0 {
-			for _, p := range w.park {
-				if p.failing {
-					w.discard(p)
-					break
-				}
+			if ps := w.discardable(); len(ps) > 0 {
+				w.discard(ps[rnd.IntN(len(ps))])
 			}
-			if w.policy == State {
-				for pos, r := range w.dead {
-					w.discarded[pos] = true
-					w.note("discard %s", name(r))
-					break
+			if r := w.letter(rnd.IntN(4)); r != nil {
+				w.discarded[r.Pos] = true
+				w.note("discard %s", name(r))
+				if w.peer != nil {
+					w.peer.discardDead(r)
 				}
 			}
 		}
 	case 20:
 		if faults && rnd.IntN(3) == 0 {
 			w.forget()
+		}
+	case 21:
+		w.seekBack()
+	case 22:
+		if faults && w.row != nil && w.row.Blocked != "" {
+			w.retry()
+		}
+		if r := w.letter(rnd.IntN(4)); r != nil {
+			w.redrive(r)
+		}
+	case 23:
+		if faults && rnd.IntN(6) == 0 && len(w.park) > 0 && !order0(w.park[0].rec, w.row) {
+			w.giveUp()
+			w.adopt()
+		}
+	case 24:
+		if faults && rnd.IntN(3) == 0 && w.truncated {
+			w.accept()
 		}
 	default:
 		for range 1 + rnd.IntN(4) {

@@ -14,6 +14,12 @@ func (w *world) input(r *outbox.Record) Input {
 		Record: r, Discarded: w.policy == State && w.discarded[r.Pos]}
 }
 
+// decider is the decision about a record, and about one whose handler fails for
+// good.
+type decider func(in Input, failed bool) Decision
+
+func theDecision(in Input, failed bool) Decision { return decide(in, failed) }
+
 // place notices what went unread.
 func (w *world) place() {
 	if w.offset < w.logStart {
@@ -21,7 +27,13 @@ func (w *world) place() {
 		if w.policy == Strict && (w.start == FromOrigin || w.row != nil) {
 			w.truncated = true
 			w.note("truncated")
+			if w.peer != nil {
+				w.peer.truncated()
+			}
 		}
+	}
+	if w.overflow.cut(w.logStart) && w.peer != nil {
+		w.peer.cut()
 	}
 }
 
@@ -31,14 +43,22 @@ func (w *world) read() {
 		r := w.log[w.offset]
 		w.offset++
 		w.reached = max(w.reached, w.offset)
-		w.process(r)
+		w.processAt(r, w.offset-1)
+		w.overflow.read(w.offset-1, w.offset)
+		w.settle()
+		if w.peer != nil {
+			w.peer.read(r, int64(w.offset-1))
+		}
 	}
 }
 
-func (w *world) process(r *outbox.Record) {
-	d := Decide(w.input(r))
+// process is for a record that comes from nowhere in the log.
+func (w *world) process(r *outbox.Record) { w.processAt(r, -1) }
+
+func (w *world) processAt(r *outbox.Record, offset int) {
+	d := w.decide(w.input(r), false)
 	if d.Outcome == Applied && w.bad[r.Pos] {
-		d = DecideFailed(w.input(r))
+		d = w.decide(w.input(r), true)
 	} else if d.Outcome == Applied && w.row != nil && w.row.Blocked == Failing {
 		if p := w.find(r); p != nil && p.failing {
 			w.note("read %s: waits already", name(r))
@@ -46,7 +66,10 @@ func (w *world) process(r *outbox.Record) {
 		}
 	}
 	w.note("read %s: %s %s %s", name(r), d.Rule, d.Outcome, d.Reason)
-	w.carryOut(r, d)
+	if w.row == nil && w.start == FromFirstSeen && w.logStart > 0 {
+		w.join()
+	}
+	w.carryOut(r, offset, d)
 	if d.Moved && w.row.Blocked != "" {
 		w.resume(false)
 	}
@@ -61,7 +84,7 @@ func (w *world) find(r *outbox.Record) *modelParked {
 	return nil
 }
 
-func (w *world) carryOut(r *outbox.Record, d Decision) {
+func (w *world) carryOut(r *outbox.Record, offset int, d Decision) {
 	w.classify(r, d)
 	if d.Outcome == Applied {
 		w.apply(r, d.Row)
@@ -70,29 +93,50 @@ func (w *world) carryOut(r *outbox.Record, d Decision) {
 	w.row = d.Row
 	switch d.Outcome {
 	case Parked:
-		p := w.find(r)
-		if p == nil {
-			p = &modelParked{rec: r}
-			w.park = append(w.park, p)
-			slices.SortFunc(w.park, func(a, b *modelParked) int {
-				if c := cmpInts(a.rec.Epoch, b.rec.Epoch, a.rec.First(), b.rec.First()); c != 0 {
-					return c
-				}
-				return strings.Compare(string(b.rec.Kind), string(a.rec.Kind)) // a skip before what it gives up
-			})
+		if p := w.find(r); p != nil {
+			p.failing = p.failing || d.Reason == Failing
+		} else if w.room(r, offset) {
+			w.park = append(w.park, &modelParked{rec: r, offset: offset, failing: d.Reason == Failing})
+			slices.SortFunc(w.park, func(a, b *modelParked) int { return order(a.rec, b.rec) })
 		}
-		p.failing = p.failing || d.Reason == Failing
 	case DeadLettered:
-		w.dead[r.Pos] = r
+		if w.dead[r.Pos] == nil && w.limit > 0 && w.letters() >= w.limit {
+			w.refuse(r, offset)
+		} else {
+			w.dead[r.Pos] = r
+		}
 	}
 	if w.row != nil && w.row.Reached() {
-		row := *w.row
-		row.WaitingEpoch = 0
-		w.row = &row
-		for _, p := range w.park {
-			w.row.wait(p.rec.Epoch)
+		w.findWaiting()
+	}
+}
+
+// findWaiting finds the lowest later life of which something waits, stored or
+// not.
+func (w *world) findWaiting() {
+	row := *w.row
+	w.row = &row
+	row.WaitingEpoch = 0
+	if w.unstored && w.overflow.any() {
+		for epoch := range w.epochs {
+			row.wait(epoch)
 		}
 	}
+	for _, p := range w.park {
+		row.wait(p.rec.Epoch)
+	}
+}
+
+// order is the one in which parked records are decided: a skip before what it
+// gives up.
+func order(a, b *outbox.Record) int {
+	if c := cmpInts(a.Epoch, b.Epoch, a.First(), b.First()); c != 0 {
+		return c
+	}
+	if c := strings.Compare(string(b.Kind), string(a.Kind)); c != 0 {
+		return c
+	}
+	return cmpInts(a.Seq, b.Seq)
 }
 
 func cmpInts(ab ...int64) int {
@@ -113,7 +157,7 @@ func (w *world) resume(failing bool) {
 	for progress := true; progress && w.wrong == ""; {
 		progress = false
 		for _, p := range slices.Clone(w.park) {
-			d := Decide(w.input(p.rec))
+			d := w.decide(w.input(p.rec), false)
 			if d.Outcome == Applied && (p.failing && !failing || w.bad[p.rec.Pos]) {
 				p.failing = true
 				continue
@@ -124,7 +168,7 @@ func (w *world) resume(failing bool) {
 			}
 			w.park = slices.DeleteFunc(w.park, func(q *modelParked) bool { return q == p })
 			w.note("resume %s: %s %s", name(p.rec), d.Rule, d.Outcome)
-			w.carryOut(p.rec, d)
+			w.carryOut(p.rec, p.offset, d)
 			progress = true
 		}
 	}
@@ -156,6 +200,9 @@ func (w *world) discard(p *modelParked) {
 	w.row = &row
 	w.note("discard %s", name(p.rec))
 	w.resume(false)
+	if w.peer != nil {
+		w.peer.discard(p.rec)
+	}
 }
 
 // adopt takes the lowest parked record as what comes next.
@@ -172,20 +219,35 @@ func (w *world) adopt() {
 	}
 	row.Missed, row.Settled = row.Missed.Add(row.Seq+1, p.First()-1), true
 	row.advance()
-	row.WaitingEpoch = 0
-	for _, q := range w.park {
-		row.wait(q.rec.Epoch)
-	}
 	w.row = &row
+	if row.Reached() {
+		w.findWaiting()
+	}
 	w.adopts++
 	w.note("adopt %s", name(p))
 	w.resume(true)
+	if w.peer != nil {
+		w.peer.adopt(p)
+	}
+}
+
+// retry is an operator's: also what fails is decided again.
+func (w *world) retry() {
+	w.note("retry")
+	stands := w.row.Blocked != ""
+	w.resume(true)
+	if w.peer != nil && stands {
+		w.peer.retry()
+	}
 }
 
 // forget removes the guard of a closed life.
 func (w *world) forget() {
-	if w.row != nil && w.row.Ended() && len(w.park) == 0 && !w.truncated {
+	if w.row != nil && w.row.Ended() && len(w.park) == 0 && !w.truncated && !w.overflow.any() && w.letters() == 0 && w.row.WaitingEpoch == 0 {
 		w.forgotten, w.row = max(w.forgotten, w.row.Epoch), nil
 		w.note("forget up to e%d", w.forgotten)
+		if w.peer != nil {
+			w.peer.forget()
+		}
 	}
 }

@@ -43,10 +43,14 @@ type world struct {
 	dead      map[int64]*outbox.Record
 	discarded map[int64]bool // strict: given up; state: dead letters given up
 	bad       map[int64]bool
+	given     map[int64]bool // not owed any more: unread, and that was accepted
 	forgotten int64
 	truncated bool
 	offset    int
 	reached   int // the highest offset: whoever reads anew does so from at or below it
+	overflow
+	decide decider
+	peer   peer // does the same on the tables, and compares; or nil
 
 	applied  map[int64]bool
 	order    []*outbox.Record
@@ -73,12 +77,14 @@ type lostEvent struct{ adopts int }
 
 type modelParked struct {
 	rec     *outbox.Record
+	offset  int
 	failing bool
 }
 
 func newWorld(policy Policy, start Start) *world {
 	return &world{policy: policy, start: start, clock: 1, history: 1, lost: map[int64]lostEvent{}, verdicts: map[int64]*outbox.Record{}, skipped: map[int64]bool{},
-		dead: map[int64]*outbox.Record{}, discarded: map[int64]bool{}, bad: map[int64]bool{}, applied: map[int64]bool{}}
+		dead: map[int64]*outbox.Record{}, discarded: map[int64]bool{}, bad: map[int64]bool{}, given: map[int64]bool{}, applied: map[int64]bool{},
+		overflow: overflow{low: -1, high: -1}, decide: theDecision}
 }
 
 func (w *world) note(format string, args ...any) {

@@ -36,6 +36,7 @@ func TestRandomHistoriesEndAsAPlainFoldOverWhatWasCommitted(t *testing.T) {
 			for seed := range walks {
 				rnd := rand.New(rand.NewPCG(uint64(seed), 11))
 				w := newWorld(c.policy, c.start)
+				w.limit = rnd.IntN(4) // 0: none
 				faults := seed%4 != 0
 				for range 5 + rnd.IntN(steps) {
 					if w.step(rnd, faults); w.wrong != "" {
@@ -51,6 +52,7 @@ func TestRandomHistoriesEndAsAPlainFoldOverWhatWasCommitted(t *testing.T) {
 				hits["applied"] += len(w.order)
 				hits["adopts"] += w.adopts
 				hits["restores"] += w.restores
+				hits["passes"] += w.passes
 			}
 			t.Logf("%d walks: %v", walks, hits)
 		})

@@ -3,6 +3,7 @@ package consumer
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	"github.com/fenceline/fenceline/outbox"
 	"github.com/jackc/pgx/v5"
@@ -35,14 +36,48 @@ type Delivery struct {
 	// quarantine store, so that nothing of a record is lost; where it is empty
 	// they store what Record says.
 	Raw KafkaRecord
+
+	origin origin
+	id     int64 // in the quarantine
 }
 
-// NewDelivery parses a Kafka record. It never fails: a record that can't be
-// parsed has Malformed set, and Apply then quarantines it.
-func NewDelivery(p Partition, r KafkaRecord) Delivery {
-	rec, err := outbox.ParseWire(p.Topic, r.Key, r.Value, r.Time, r.Headers)
-	rec.Topic = p.Topic
-	return Delivery{Record: rec, Partition: p.ID, Offset: r.Offset, Attempt: 1, Malformed: err, Raw: r}
+// origin is where a delivery comes from.
+type origin int
+
+const (
+	fromKafka origin = iota
+	fromPark
+	fromDead
+	fromQuarantine
+)
+
+// NewDelivery reads a Kafka record in this project's wire format, as
+// Mapping(Wire).Delivery does. It never fails: a record that can't be read has
+// Malformed set, and Apply then quarantines it.
+func NewDelivery(p Partition, r KafkaRecord) Delivery { return Mapping(Wire).Delivery(p, r) }
+
+// TraceContext gives the W3C trace context that the producer sent along, as it
+// is: the headers traceparent and tracestate. Both are empty if there is none,
+// or more than one, which could not be told apart.
+func (d *Delivery) TraceContext() (traceparent, tracestate string) {
+	parents, states := 0, 0
+	for _, h := range d.Headers {
+		switch {
+		case strings.EqualFold(h.Name, "traceparent"):
+			traceparent = h.Value
+			parents++
+		case strings.EqualFold(h.Name, "tracestate"):
+			// The only header of the two that may be there in several parts.
+			if states++; states > 1 {
+				tracestate += ","
+			}
+			tracestate += h.Value
+		}
+	}
+	if parents != 1 {
+		return "", ""
+	}
+	return traceparent, tracestate
 }
 
 // Position says where the event stands in its stream.

@@ -37,9 +37,16 @@
 // A [Strict] stream parks what comes behind a hole, with all of the record, and
 // goes on in order when the hole is filled, under the guard's lock and in the
 // filler's transaction. A [State] stream applies what is newer than all it has
-// applied, and remembers what it passed over. Strict is the default because that
-// mistake shows: snapshots treated as strict wait at a hole and say so, whereas
-// changes treated as snapshots go wrong without a word.
+// applied, and remembers what it passed over.
+//
+// Strict is the default, because the two mistakes are not alike. Snapshots that
+// are treated as strict wait at a hole, raise an alarm, and go on when it is
+// filled or given up: nothing is wrong meanwhile, only old. Changes that are
+// treated as snapshots are added up with some missing, nobody is told, and what
+// is wrong can't be found afterwards. Who wants the second must say so. The
+// policy and start with which a stream's guards were written are stored, and
+// another one is refused ([ErrStreamChanged]): the guards would mean something
+// else.
 //
 // # Failures
 //
@@ -48,6 +55,33 @@
 // follows of its key; a state stream writes a dead letter, leaves the guard where
 // it was, and goes on. A record that can't be placed, or isn't believed, goes
 // to the quarantine by its offset, and holds nothing up.
+//
+// # What is kept has bounds
+//
+// Whatever can't be applied yet is kept whole, up to [Limits]. A full park never
+// stops a partition: what would fill the hole comes behind what doesn't fit. So
+// what doesn't fit is decided and not stored; the lowest such offset is
+// remembered, reading goes on, and comes back when there is room
+// ([Guard.Progress], [Guard.Room]). The next event of a stream is always stored,
+// and so is one that comes before something parked of its stream, which gives
+// way. The guard knows of which lives something is not stored: a later one is not
+// proven over it.
+//
+// # Operators decide, consumers apply
+//
+// An [Operator] retries, discards, adopts, admits, accepts and erases, each under
+// the guard's lock and with its audit in the same transaction. It has a role of
+// its own: a consumer can give up nothing, vouch for nothing and take down no
+// flag. And it has no handler, so it applies nothing: it marks the stream, and
+// the consumer, which looks at [Guard.Pending] every few seconds, decides again.
+//
+// # Forgetting
+//
+// There is a guard for each stream that was ever seen, unless it is forgotten: if
+// its life has ended, nothing of it is kept, and Config.ForgetAfter says so. The
+// highest epoch of which guards were removed is remembered in their stead. What
+// is at or below it and has no guard may have been applied: it goes to the
+// quarantine, and only an operator admits it.
 //
 // # Layers
 //

@@ -33,6 +33,19 @@ type GuardConfig struct {
 	// MaxAhead is how far an epoch may lie ahead of the database's clock before
 	// it is not believed. Defaults to 24 hours.
 	MaxAhead time.Duration
+	// Mapping reads the records that were parked; it must be the one that made
+	// the deliveries. Defaults to [Wire].
+	Mapping Mapping
+	// Limits bound what is kept of records that can't be applied yet. Where they
+	// are set, call [Guard.Progress] and [Guard.Room]: somebody must read again
+	// what was not stored. What is zero defaults to no limit.
+	Limits Limits
+	// GapAlarm is for [Guard.Overdue]: how long a stream may stand. Defaults to
+	// 15 minutes.
+	GapAlarm time.Duration
+	// ForgetAfter is for [Guard.Forget]: how long the guard of an ended life is
+	// kept. Defaults to 0, for ever.
+	ForgetAfter time.Duration
 	// ResumeLimit is how many parked records one transaction decides, at most;
 	// the rest is for [Guard.Resume]. Defaults to 1,000.
 	ResumeLimit int
@@ -63,8 +76,18 @@ type Result struct {
 	Topic     string
 	Partition int
 	Offset    int64
-	// Resumed says that the record came out of the park.
+	// Resumed says that the record came out of the park, the dead letters or the
+	// quarantine.
 	Resumed bool
+	// Unstored says that the record was to be kept and did not fit (see [Limits]):
+	// the offset that is committed must not pass it. [Guard.Progress] sees to that.
+	Unstored bool
+	// Displaced says that the record had been parked before, and made room for one
+	// that comes before it. It is Unstored.
+	Displaced bool
+	// Why is the reason that an operator gave for giving the event up, if it is
+	// Stale because of that.
+	Why string
 	// More says that further parked records of this stream may go on now, but
 	// not in this transaction: call [Guard.Resume] after the commit.
 	More bool
@@ -92,12 +115,20 @@ func NewGuard(cfg GuardConfig) (*Guard, error) {
 	if cfg.MaxAhead == 0 {
 		cfg.MaxAhead = defaultMaxAhead
 	}
+	if cfg.Mapping == nil {
+		cfg.Mapping = Wire
+	}
 	if cfg.ResumeLimit == 0 {
 		cfg.ResumeLimit = 1000
 	}
-	if cfg.MaxAhead < 0 || cfg.ResumeLimit < 0 {
-		errs = append(errs, fmt.Errorf("consumer: GuardConfig.MaxAhead (%v) and ResumeLimit (%d) can't be negative", cfg.MaxAhead, cfg.ResumeLimit))
+	if cfg.GapAlarm == 0 {
+		cfg.GapAlarm = defaultGapAlarm
 	}
+	if cfg.MaxAhead < 0 || cfg.ResumeLimit < 0 || cfg.GapAlarm < 0 || cfg.ForgetAfter < 0 {
+		errs = append(errs, fmt.Errorf("consumer: GuardConfig.MaxAhead (%v), ResumeLimit (%d), GapAlarm (%v) and ForgetAfter (%v) can't be negative",
+			cfg.MaxAhead, cfg.ResumeLimit, cfg.GapAlarm, cfg.ForgetAfter))
+	}
+	errs = append(errs, cfg.Limits.check("GuardConfig.Limits", noLimits))
 	g := &Guard{cfg: cfg, settings: make(map[string]StreamConfig, len(cfg.Streams))}
 	check := func(where string, c StreamConfig) {
 		if c.Policy != Strict && c.Policy != State || c.Start != FromFirstSeen && c.Start != FromOrigin {
@@ -105,13 +136,16 @@ func NewGuard(cfg GuardConfig) (*Guard, error) {
 				where, c.Policy, c.Start, Strict, State, FromFirstSeen, FromOrigin))
 		}
 	}
-	check("GuardConfig", StreamConfig{cfg.Policy, cfg.Start})
+	check("GuardConfig", StreamConfig{Policy: cfg.Policy, Start: cfg.Start})
 	for name, c := range cfg.Streams {
 		if c.Policy == "" {
 			c.Policy = cfg.Policy
 		}
 		if c.Start == "" {
 			c.Start = cfg.Start
+		}
+		if c.GapAlarm < 0 {
+			errs = append(errs, fmt.Errorf("consumer: GuardConfig.Streams[%q].GapAlarm is %v, want more than zero", name, c.GapAlarm))
 		}
 		check(fmt.Sprintf("GuardConfig.Streams[%q]", name), c)
 		g.settings[name] = c
@@ -128,7 +162,7 @@ func (g *Guard) stream(name string) StreamConfig {
 	if c, ok := g.settings[name]; ok {
 		return c
 	}
-	return StreamConfig{g.cfg.Policy, g.cfg.Start}
+	return StreamConfig{Policy: g.cfg.Policy, Start: g.cfg.Start}
 }
 
 // Apply decides each of the deliveries in order, calls h for those that are to
@@ -161,43 +195,45 @@ func (g *Guard) Apply(ctx context.Context, tx pgx.Tx, deliveries []Delivery, h H
 		r, err = b.decide(&d)
 		results = append(results, r)
 	}
+	return b.end(results, err)
+}
+
+// end writes what is left, and gives the results.
+func (b *batch) end(results []Result, err error) ([]Result, error) {
 	if err == nil {
 		err = b.finish()
 	}
+	results = append(append(results, b.resumed...), b.displaced...)
+	if err == nil {
+		err = b.explainStale(results)
+	}
 	if err != nil {
-		spoil(ctx, tx)
+		spoil(b.ctx, b.tx)
 		return nil, err
 	}
-	return b.marked(append(results, b.resumed...)), nil
+	return b.marked(results), nil
 }
 
 // Resume goes on with the parked records of these streams, as far as the table
-// says apply and up to about GuardConfig.ResumeLimit; see [Guard.Apply] for the
-// rest. The results are those of the parked records; if More is set in some,
+// says apply and up to about GuardConfig.ResumeLimit, and tries the dead letters
+// and quarantined records that an operator wants to be tried; see [Guard.Apply]
+// for the rest. The results are those of these records; if More is set in some,
 // call it again with [More] of them, in another transaction.
 func (g *Guard) Resume(ctx context.Context, tx pgx.Tx, keys []StreamKey, h Handler) ([]Result, error) {
 	b := newBatch(ctx, g, tx, h)
 	err := b.load(slices.Clone(keys), nil)
 	for i := 0; i < len(b.order) && err == nil; i++ {
-		if e := b.entries[b.order[i]]; e.row != nil && e.row.Blocked != "" {
-			b.budget = max(b.budget, 1) // each stream gets on, and has a result to be marked
-			err = b.resume(e)
-		}
+		b.budget = max(b.budget, 1) // each stream gets on, and has a result to be marked
+		err = b.recheck(b.entries[b.order[i]])
 	}
-	if err == nil {
-		err = b.finish()
-	}
-	if err != nil {
-		spoil(ctx, tx)
-		return nil, err
-	}
-	return b.marked(b.resumed), nil
+	return b.end(nil, err)
 }
 
-// Pending returns up to limit streams whose parked records can go on although
-// nothing of theirs may arrive any more: a process ended between a transaction
-// that left some over and the next. Call it at start, and [Guard.Resume] with
-// what it returns.
+// Pending returns up to limit streams for [Guard.Resume] that may go on although
+// nothing of theirs may arrive any more: an operator has decided something, a
+// process ended between a transaction that left some over and the next, or what
+// did not fit has been read again. Ask at start and every few seconds. A stream
+// that was resumed is pending no more, whether it has gone on or not.
 func (g *Guard) Pending(ctx context.Context, tx pgx.Tx, limit int) ([]StreamKey, error) {
 	rows, err := tx.Query(ctx, g.sql.pending, g.cfg.Consumer, limit)
 	if err != nil {
@@ -212,8 +248,9 @@ func (g *Guard) Pending(ctx context.Context, tx pgx.Tx, limit int) ([]StreamKey,
 	return keys, nil
 }
 
-// Fail notes that a parked event's handler fails for good, and why. The event
-// stays where it is and isn't tried again by itself, nor is anything behind it.
+// Fail notes that a stored event's handler fails for good, and why. The event
+// stays where it is (one out of the quarantine is parked or dead-lettered) and
+// isn't tried again by itself, nor is anything behind it in a strict stream.
 // Call it, in a transaction of its own, with the delivery of a
 // [*HandlerError] whose Resumed is set. If the event has been decided in the
 // meantime, nothing happens.
@@ -221,7 +258,7 @@ func (g *Guard) Fail(ctx context.Context, tx pgx.Tx, d Delivery, cause error) er
 	b := newBatch(ctx, g, tx, nil)
 	err := b.load([]StreamKey{d.Position().StreamKey}, nil)
 	if err == nil {
-		_, err = tx.Exec(ctx, g.sql.fail, g.cfg.Consumer, d.Stream, d.Key, d.Epoch, d.Seq, string(d.kind()), clean(cause))
+		err = b.fail(&d, cause)
 	}
 	if err != nil {
 		spoil(ctx, tx)
@@ -268,9 +305,13 @@ func spoil(ctx context.Context, tx pgx.Tx) {
 
 // input is what a decision about rec depends on.
 func (b *batch) input(e *entry, rec *outbox.Record, partition int) Input {
-	s := b.g.stream(rec.Stream)
+	s := b.stream(rec.Stream)
+	forgotten := b.forgotten[rec.Stream]
+	if b.admitted {
+		forgotten = 0
+	}
 	return Input{
-		Row: e.row, Forgotten: b.forgotten[rec.Stream],
+		Row: e.row, Forgotten: forgotten,
 		Truncated: b.truncated[Partition{rec.Topic, partition}],
 		Discarded: b.dead[positionOf(rec)] == discarded,
 		Policy:    s.Policy, Start: s.Start, Record: rec, Now: b.now, MaxAhead: b.g.cfg.MaxAhead,

@@ -15,8 +15,7 @@ func (b *batch) decide(d *Delivery) (Result, error) {
 	}
 	if d.Malformed != nil {
 		dec := Decide(Input{Malformed: d.Malformed})
-		b.quarantine(nil, d, dec)
-		return b.result(d, dec), nil
+		return b.result(d, dec), b.quarantine(nil, d, dec)
 	}
 	e := b.entries[StreamKey{d.Stream, d.Key}]
 	in := b.input(e, &d.Record, d.Partition)
@@ -34,7 +33,8 @@ func (b *batch) decide(d *Delivery) (Result, error) {
 			return b.result(d, Decision{Outcome: Parked, Rule: dec.Rule, Reason: Failing}), nil
 		}
 	}
-	if err := b.carryOut(e, d, dec); err != nil {
+	stored, err := b.carryOut(e, d, dec)
+	if err != nil {
 		return Result{}, err
 	}
 	if dec.Moved && e.row.Blocked != "" {
@@ -42,36 +42,48 @@ func (b *batch) decide(d *Delivery) (Result, error) {
 			return Result{}, err
 		}
 	}
-	return b.result(d, dec), nil
+	r := b.result(d, dec)
+	r.Unstored = !stored
+	return r, nil
 }
 
-// carryOut does what a decision says, and makes its row the guard's.
-func (b *batch) carryOut(e *entry, d *Delivery, dec Decision) error {
+// carryOut does what a decision says, and makes its row the guard's. That the
+// record is not stored changes nothing of that: the guard must know of it.
+func (b *batch) carryOut(e *entry, d *Delivery, dec Decision) (stored bool, err error) {
+	stored = true
 	switch dec.Outcome {
 	case Applied:
 		if err := b.handle(*d); err != nil {
-			return &HandlerError{Index: b.index, Delivery: *d, Err: err}
+			return false, &HandlerError{Index: b.index, Delivery: *d, Err: err}
 		}
-		if b.dead[d.Position()] == deadLetter {
-			b.queue.Queue(b.g.sql.unbury, b.g.cfg.Consumer, d.Stream, d.Key, d.Epoch, d.Seq)
-			delete(b.dead, d.Position())
-		}
+		b.unbury(e, d)
 	case Parked:
-		if !d.Resumed {
-			b.park(d, dec)
+		if d.origin != fromPark {
+			stored, err = b.park(e, d, dec)
 		}
 	case DeadLettered:
-		b.bury(d)
+		stored, err = b.bury(e, d)
 	case Quarantined:
-		b.quarantine(e.row, d, dec)
+		err = b.quarantine(e.row, d, dec)
+	}
+	if err != nil {
+		return false, err
 	}
 	if dec.Changed {
 		e.row, e.changed = dec.Row, true
 	}
 	if e.row != nil && e.row.Reached() {
-		return b.findWaiting(e)
+		err = b.findWaiting(e)
 	}
-	return nil
+	return stored, err
+}
+
+// unbury takes the dead letter of an event away.
+func (b *batch) unbury(e *entry, d *Delivery) {
+	if b.dead[d.Position()] == deadLetter {
+		b.queue.Queue(b.g.sql.unbury, b.g.cfg.Consumer, d.Stream, d.Key, d.Epoch, d.Seq).Query(b.removing(e))
+		delete(b.dead, d.Position())
+	}
 }
 
 // handle calls the handler. A panic is a failure of the event like another.
@@ -91,7 +103,8 @@ func (b *batch) handle(d Delivery) (err error) {
 }
 
 // findWaiting finds the lowest later epoch of which something waits, when the
-// guard has come to the one it knew.
+// guard has come to the one it knew: of what is parked, and of what could not be
+// stored and was not read again.
 func (b *batch) findWaiting(e *entry) error {
 	if err := b.flush(); err != nil {
 		return err
@@ -100,6 +113,11 @@ func (b *batch) findWaiting(e *entry) error {
 	err := b.tx.QueryRow(b.ctx, b.g.sql.waiting, b.g.cfg.Consumer, e.Stream, e.Key, row.Epoch).Scan(&row.WaitingEpoch)
 	if err != nil {
 		return fmt.Errorf("consumer: looking for what waits of %s: %w", e.StreamKey, err)
+	}
+	if b.holds(e) {
+		if i := e.epochs.find(row.Epoch + 1); i < len(e.epochs) {
+			row.wait(max(e.epochs[i].From, row.Epoch+1))
+		}
 	}
 	e.row, e.changed = &row, true
 	return nil
@@ -134,23 +152,34 @@ func (b *batch) finish() error {
 	var (
 		streams, keys, missed, blocked                        []string
 		epoch, token, seq, end, startEpoch, startSeq, waiting []int64
-		settled                                               []bool
+		settled, recheck                                      []bool
+		parked, bytes                                         []int64
 	)
+	if b.queued > 0 { // what is stored is counted first
+		if err := b.flush(); err != nil {
+			return err
+		}
+	}
 	for _, k := range b.order {
 		e := b.entries[k]
 		if !e.changed {
 			continue
 		}
 		r := e.row
+		if r == nil {
+			r = &Row{} // still nothing is known, but something is kept
+		}
 		streams, keys = append(streams, e.Stream), append(keys, e.Key)
 		epoch, token, seq = append(epoch, r.Epoch), append(token, r.Token), append(seq, r.Seq)
 		missed, end = append(missed, r.Missed.String()), append(end, r.EndSeq)
 		startEpoch, startSeq = append(startEpoch, r.StartEpoch), append(startSeq, r.StartSeq)
 		settled, waiting = append(settled, r.Settled), append(waiting, r.WaitingEpoch)
 		blocked = append(blocked, string(r.Blocked))
+		parked, bytes, recheck = append(parked, e.parked), append(bytes, e.bytes), append(recheck, e.recheck)
 	}
+	b.flag()
 	if len(streams) > 0 {
-		b.queue.Queue(b.g.sql.move, b.g.cfg.Consumer, streams, keys, epoch, token, seq, missed, end, startEpoch, startSeq, settled, waiting, blocked)
+		b.queue.Queue(b.g.sql.move, b.g.cfg.Consumer, streams, keys, epoch, token, seq, missed, end, startEpoch, startSeq, settled, waiting, blocked, parked, bytes, recheck)
 	}
 	if err := b.flush(); err != nil {
 		return fmt.Errorf("consumer: moving the guards: %w", err)

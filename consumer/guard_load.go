@@ -25,8 +25,10 @@ type batch struct {
 
 	now       time.Time
 	forgotten map[string]int64
-	known     map[string]bool // streams that have a row in consumer_stream
+	known     map[string]bool         // streams that have a row in consumer_stream
+	settings  map[string]StreamConfig // of operators: as the guards were written
 	truncated map[Partition]bool
+	overflow  map[Partition]bool // something of it did not fit, and was not read again
 	dead      map[Position]deadState
 
 	queue   pgx.Batch // what is to be written, in order
@@ -34,10 +36,16 @@ type batch struct {
 	budget  int       // parked records that may still be decided
 	resumed []Result
 	more    map[StreamKey]bool // streams whose park the budget cut short
+
+	operator bool // decides, and applies nothing
+	admitted bool // an operator vouches for the record in hand: row 1 doesn't hold
+	refusals      // what did not fit
+
+	open, openBytes int64 // of the quarantine, -1: not counted yet
 }
 
 func newBatch(ctx context.Context, g *Guard, tx pgx.Tx, h Handler) *batch {
-	return &batch{g: g, ctx: ctx, tx: tx, h: h, budget: g.cfg.ResumeLimit, more: make(map[StreamKey]bool)}
+	return &batch{g: g, ctx: ctx, tx: tx, h: h, budget: g.cfg.ResumeLimit, more: make(map[StreamKey]bool), open: -1}
 }
 
 // marked sets More in the results of streams that have more.
@@ -53,6 +61,15 @@ type entry struct {
 	StreamKey
 	row     *Row // nil: nothing is known of the stream
 	changed bool
+
+	parked, bytes int64     // of what is parked, or buried
+	unstored      []string  // partitions of which a record did not fit
+	epochs        Missed    // and of which epochs these records were, at least
+	flagged       bool      // these two have changed
+	top           *Delivery // what is parked last, while it is known
+	recheck       bool      // parked records may go on, and nobody has tried
+
+	queued, queuedBytes int64 // what may be stored when the queue is written
 }
 
 type deadState int
@@ -110,7 +127,9 @@ func (b *batch) lock(keys []StreamKey, ds []Delivery) error {
 		return nil
 	})
 	q.Queue(sql.streams, name, distinct).Query(func(rows pgx.Rows) error { return b.readStreams(rows) })
-	q.Queue(sql.truncated, name).Query(func(rows pgx.Rows) error { return b.readTruncated(rows) })
+	b.truncated, b.overflow = make(map[Partition]bool), make(map[Partition]bool)
+	q.Queue(sql.truncated, name).Query(func(rows pgx.Rows) error { return readPartitions(rows, b.truncated) })
+	q.Queue(sql.overflowing, name).Query(func(rows pgx.Rows) error { return readPartitions(rows, b.overflow) })
 	if ps := b.statePositions(ds); len(ps.epochs) > 0 {
 		q.Queue(sql.dead, name, ps.streams, ps.keys, ps.epochs, ps.seqs).Query(func(rows pgx.Rows) error { return b.readDead(rows) })
 	}
@@ -129,13 +148,19 @@ func (b *batch) readGuards(rows pgx.Rows) error {
 			k      StreamKey
 			r      Row
 			missed string
+			epochs string
+			e      = &entry{}
 		)
 		err := rows.Scan(&k.Stream, &k.Key, &r.Epoch, &r.Token, &r.Seq, &missed, &r.EndSeq,
-			&r.StartEpoch, &r.StartSeq, &r.Settled, &r.WaitingEpoch, &r.Blocked)
+			&r.StartEpoch, &r.StartSeq, &r.Settled, &r.WaitingEpoch, &r.Blocked,
+			&e.parked, &e.bytes, &e.unstored, &epochs, &e.recheck)
 		if err != nil {
 			return err
 		}
-		e := &entry{StreamKey: k}
+		e.StreamKey = k
+		if e.epochs, err = parseMissed(epochs); err != nil {
+			return err
+		}
 		if r.Epoch != 0 {
 			if r.Missed, err = parseMissed(missed); err != nil {
 				return err
@@ -161,6 +186,10 @@ func (b *batch) readStreams(rows pgx.Rows) error {
 			return err
 		}
 		b.forgotten[stream], b.known[stream] = forgotten, true
+		if b.operator {
+			b.settings[stream] = have
+			continue
+		}
 		want := b.g.stream(stream)
 		// Where a stream starts is nothing to a state stream.
 		if have.Policy != want.Policy || have.Policy == Strict && have.Start != want.Start {
@@ -178,7 +207,7 @@ func (b *batch) readStreams(rows pgx.Rows) error {
 func (b *batch) checkStreams() error {
 	var missing []string
 	for _, k := range b.order {
-		if !b.known[k.Stream] && !slices.Contains(missing, k.Stream) {
+		if !b.known[k.Stream] && !b.operator && !slices.Contains(missing, k.Stream) {
 			missing = append(missing, k.Stream)
 		}
 	}
@@ -204,16 +233,23 @@ func (b *batch) checkStreams() error {
 	return nil
 }
 
-func (b *batch) readTruncated(rows pgx.Rows) error {
-	b.truncated = make(map[Partition]bool)
+func readPartitions(rows pgx.Rows, into map[Partition]bool) error {
 	for rows.Next() {
 		var p Partition
 		if err := rows.Scan(&p.Topic, &p.ID); err != nil {
 			return err
 		}
-		b.truncated[p] = true
+		into[p] = true
 	}
 	return rows.Err()
+}
+
+// stream is what holds for a stream.
+func (b *batch) stream(name string) StreamConfig {
+	if b.operator {
+		return b.settings[name]
+	}
+	return b.g.stream(name)
 }
 
 type positions struct {
@@ -224,7 +260,7 @@ type positions struct {
 func (b *batch) statePositions(ds []Delivery) (ps positions) {
 	for i := range ds {
 		d := &ds[i]
-		if d.Malformed != nil || checkRecord(&d.Record) != nil || b.g.stream(d.Stream).Policy != State {
+		if d.Malformed != nil || checkRecord(&d.Record) != nil || b.stream(d.Stream).Policy != State {
 			continue
 		}
 		ps.streams, ps.keys = append(ps.streams, d.Stream), append(ps.keys, d.Key)

@@ -12,24 +12,33 @@ const (
 	// In key order, like the next: whoever needs several guards takes them in
 	// the same order, and no two wait for each other. Epoch 0 says that nothing
 	// is known yet.
+	//
+	// The look for what is there already is not for the result, which ON CONFLICT
+	// sees to, but because an insert that comes to nothing costs five times as
+	// much as a look. LATERAL with a LIMIT is what no planner turns into anything
+	// but one index look-up for each key: while a table is young, and there are no
+	// statistics, it would otherwise compare every key with every guard.
 	createSQL = `
 insert into @schema@.guard (consumer, stream, key)
 select $1, t.stream, t.key
   from unnest($2::text[], $3::text[]) as t(stream, key)
+  left join lateral (select true as there from @schema@.guard g where g.consumer = $1 and g.stream = t.stream and g.key = t.key limit 1) x on true
+ where x.there is null
  order by t.stream collate "C", t.key collate "C"
     on conflict do nothing`
 
 	// The lock. NO KEY, because nobody refers to guards by foreign key with
-	// anything else, and the key never changes. PostgreSQL sorts before it
-	// locks, and reads again what changed while it waited: so it must be READ
-	// COMMITTED, and what is decided afterwards is decided on the newest guard.
+	// anything else, and the key never changes. The keys are sorted before the
+	// first is looked up, and each is locked as it is looked up (a locking clause
+	// in LATERAL can't be moved elsewhere). What changed while it waited is read
+	// again: so it must be READ COMMITTED, and what is decided afterwards is
+	// decided on the newest guard.
 	lockSQL = `
 select g.stream, g.key, g.epoch, coalesce(g.token, 0), g.seq, g.missed::text, coalesce(g.end_seq, 0),
-       coalesce(g.start_epoch, 0), coalesce(g.start_seq, 0), g.settled, coalesce(g.waiting_epoch, 0), coalesce(g.blocked, '')
-  from unnest($2::text[], $3::text[]) as t(stream, key)
-  join @schema@.guard g on g.consumer = $1 and g.stream = t.stream and g.key = t.key
- order by g.stream collate "C", g.key collate "C"
-   for no key update of g`
+       coalesce(g.start_epoch, 0), coalesce(g.start_seq, 0), g.settled, coalesce(g.waiting_epoch, 0), coalesce(g.blocked, ''),
+       g.parked_rows, g.parked_bytes, g.unstored, g.unstored_epochs::text, g.recheck
+  from (select u.stream, u.key from unnest($2::text[], $3::text[]) as u(stream, key) order by u.stream collate "C", u.key collate "C") t
+ cross join lateral (select * from @schema@.guard g where g.consumer = $1 and g.stream = t.stream and g.key = t.key for no key update) g`
 
 	// What follows is read behind the lock: whoever forgets a guard, discards a
 	// dead letter or flags a partition holds it, or has committed.
@@ -40,10 +49,21 @@ select stream, policy, start, forgotten
   from @schema@.consumer_stream
  where consumer = $1 and stream = any($2)`
 
+	// Partitions of which something went unread. Whoever accepts that waits for
+	// those who decide while it is not accepted (KEY SHARE stands against FOR
+	// UPDATE alone, and so against nobody who only moves the offset): a record that
+	// is parked because of the flag is there when the parks are told to go on. The
+	// flag is rare, and has an index with nothing else in it.
 	truncatedSQL = `
 select topic, partition
   from @schema@.consumer_offset
- where consumer = $1 and truncated_at is not null`
+ where consumer = $1 and truncated_at is not null
+   for key share`
+
+	overflowingSQL = `
+select topic, partition
+  from @schema@.consumer_offset
+ where consumer = $1 and overflow_offset is not null`
 
 	// Only for streams whose policy is state, and few events have one.
 	deadSQL = `
@@ -58,30 +78,42 @@ values ($1, $2, $3, $4)
 
 	// One statement moves all guards of the batch. blocked_since is the time
 	// since when the stream stands for the same reason.
+	//
+	// The rows are found as they were locked, and updated by where they lie, which
+	// can't change meanwhile: this transaction has them.
 	moveSQL = `
+with u as materialized (
+  select u.*, x.tid
+    from unnest($2::text[], $3::text[], $4::int8[], $5::int8[], $6::int8[], $7::text[], $8::int8[], $9::int8[], $10::int8[], $11::bool[], $12::int8[], $13::text[],
+                $14::int8[], $15::int8[], $16::bool[])
+      as u(stream, key, epoch, token, seq, missed, end_seq, start_epoch, start_seq, settled, waiting_epoch, blocked, parked_rows, parked_bytes, recheck)
+   cross join lateral (select g.ctid as tid from @schema@.guard g where g.consumer = $1 and g.stream = u.stream and g.key = u.key for no key update) x
+)
 update @schema@.guard g
    set epoch = u.epoch, token = nullif(u.token, 0), seq = u.seq, missed = u.missed::int8multirange, end_seq = nullif(u.end_seq, 0),
        start_epoch = nullif(u.start_epoch, 0), start_seq = nullif(u.start_seq, 0), settled = u.settled,
        waiting_epoch = nullif(u.waiting_epoch, 0), blocked = nullif(u.blocked, ''),
        blocked_since = case when u.blocked = '' then null when u.blocked = g.blocked then g.blocked_since else clock_timestamp() end,
+       parked_rows = u.parked_rows, parked_bytes = u.parked_bytes, recheck = u.recheck,
        updated_at = clock_timestamp()
-  from unnest($2::text[], $3::text[], $4::int8[], $5::int8[], $6::int8[], $7::text[], $8::int8[], $9::int8[], $10::int8[], $11::bool[], $12::int8[], $13::text[])
-    as u(stream, key, epoch, token, seq, missed, end_seq, start_epoch, start_seq, settled, waiting_epoch, blocked)
- where g.consumer = $1 and g.stream = u.stream and g.key = u.key`
+  from u
+ where g.ctid = u.tid`
 
 	// A copy of a parked record waits with the first one; only what a handler
 	// said of it is newer.
 	parkSQL = `
 insert into @schema@.parked as p (consumer, stream, key, epoch, seq, kind, from_seq, topic, partition, kafka_offset, event_id,
-       headers, kafka_key, value, timestamp_ms, reason, error, attempts)
-values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)
+       headers, kafka_key, value, timestamp_ms, reason, error, attempts, size)
+values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19)
     on conflict (consumer, stream, key, epoch, seq, kind) do update
    set reason = excluded.reason, error = coalesce(excluded.error, p.error), attempts = p.attempts + excluded.attempts, updated_at = clock_timestamp()
- where excluded.reason = 'failing'`
+ where excluded.reason = 'failing'
+returning xmax = 0, size`
 
 	unparkSQL = `
 delete from @schema@.parked
- where consumer = $1 and stream = $2 and key = $3 and epoch = $4 and seq = $5 and kind = $6`
+ where consumer = $1 and stream = $2 and key = $3 and epoch = $4 and seq = $5 and kind = $6
+returning size`
 
 	failSQL = `
 update @schema@.parked
@@ -92,7 +124,7 @@ update @schema@.parked
 select exists (select from @schema@.parked
                 where consumer = $1 and stream = $2 and key = $3 and epoch = $4 and seq = $5 and kind = 'data' and reason = 'failing')`
 
-	parkedColumns = `epoch, seq, kind, topic, partition, kafka_offset, headers, kafka_key, value, timestamp_ms, reason, attempts`
+	parkedColumns = `epoch, seq, kind, topic, partition, kafka_offset, headers, kafka_key, value, timestamp_ms, reason, attempts, erased_at is not null`
 
 	// What a guard at ($4, $5) with missed $6 may decide, in order: what it has
 	// passed, what may come next, and the beginnings of later lives.
@@ -111,44 +143,40 @@ select ` + parkedColumns + `
  order by epoch, from_seq, kind desc, seq
  limit 1`
 
-	// What could not be stored may be of any later life.
 	waitingSQL = `
-select case when exists (select from @schema@.consumer_offset where consumer = $1 and overflow_offset is not null) then $4::int8 + 1
-            else coalesce((select min(epoch) from @schema@.parked where consumer = $1 and stream = $2 and key = $3 and epoch > $4::int8), 0) end`
+select coalesce((select min(epoch) from @schema@.parked where consumer = $1 and stream = $2 and key = $3 and epoch > $4::int8), 0)`
 
-	// A blocked stream whose lowest parked record is not where a hole begins:
-	// the transaction that had its turn had enough of them.
+	// Streams that may go on although nothing of theirs arrives: somebody has said
+	// so, or what did not fit has been read again. Each half has an index with
+	// nothing else in it.
 	pendingSQL = `
-select g.stream, g.key
-  from @schema@.guard g
- cross join lateral (select p.epoch, p.from_seq, p.reason
-                       from @schema@.parked p
-                      where p.consumer = g.consumer and p.stream = g.stream and p.key = g.key
-                      order by p.epoch, p.from_seq, p.kind desc, p.seq
-                      limit 1) p
- where g.consumer = $1 and g.blocked = 'gap' and p.reason <> 'failing'
-   and (p.epoch < g.epoch
-        or p.epoch = g.epoch and p.from_seq <= g.seq + 1
-           and (g.settled or not exists (select from @schema@.consumer_offset o where o.consumer = $1 and o.truncated_at is not null))
-        or p.epoch > g.epoch and p.from_seq = 1)
- order by g.stream, g.key
- limit $2`
+(select stream, key from @schema@.guard where consumer = $1 and recheck order by stream, key limit $2)
+union
+(select g.stream, g.key
+   from @schema@.guard g
+  where g.consumer = $1 and g.unstored <> '{}'
+    and not exists (select from @schema@.consumer_offset o
+                     where o.consumer = $1 and o.overflow_offset is not null and o.topic || '/' || o.partition = any(g.unstored))
+  order by g.stream, g.key limit $2)
+ order by 1, 2 limit $2`
 
 	buryDeadSQL = `
 insert into @schema@.dead as d (consumer, stream, key, epoch, seq, kind, topic, partition, kafka_offset, event_id,
-       headers, kafka_key, value, timestamp_ms, error)
-values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)
+       headers, kafka_key, value, timestamp_ms, error, size)
+values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)
     on conflict (consumer, stream, key, epoch, seq, kind) do update
-   set error = excluded.error, attempts = d.attempts + 1, updated_at = clock_timestamp()`
+   set error = excluded.error, attempts = d.attempts + 1, retry = false, updated_at = clock_timestamp()
+returning xmax = 0, size`
 
 	unburySQL = `
 delete from @schema@.dead
- where consumer = $1 and stream = $2 and key = $3 and epoch = $4 and seq = $5 and discarded_at is null`
+ where consumer = $1 and stream = $2 and key = $3 and epoch = $4 and seq = $5 and discarded_at is null
+returning size`
 
 	quarantineSQL = `
 insert into @schema@.quarantine (consumer, topic, partition, kafka_offset, digest, reason, error, stream, key, epoch, seq, kind,
-       headers, kafka_key, value, timestamp_ms)
-values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)
+       headers, kafka_key, value, timestamp_ms, size, erased_at)
+values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, case when $18 then clock_timestamp() end)
     on conflict (consumer, topic, partition, kafka_offset, digest) do nothing`
 
 	spoilSQL = `do $$ begin raise exception 'the guard gave this transaction up: it can only be rolled back'; end $$`
@@ -156,18 +184,24 @@ values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)
 
 // statements are the above for one schema.
 type statements struct {
-	create, lock, streams, truncated, dead, addStream, move           string
-	park, unpark, fail, failing, candidates, lowest, waiting, pending string
-	bury, unbury, quarantine                                          string
+	create, lock, streams, truncated, overflowing, dead, addStream, move string
+	park, unpark, fail, failing, candidates, lowest, waiting, pending    string
+	bury, unbury, quarantine                                             string
+	limitStatements
+	retryStatements
+	watchStatements
+	letterStatements
 }
 
 func newStatements(name string) statements {
 	x := func(template string) string { return schema.Expand(template, name) }
 	return statements{
-		create: x(createSQL), lock: x(lockSQL), streams: x(streamsSQL), truncated: x(truncatedSQL), dead: x(deadSQL),
+		create: x(createSQL), lock: x(lockSQL), streams: x(streamsSQL), truncated: x(truncatedSQL), overflowing: x(overflowingSQL), dead: x(deadSQL),
 		addStream: x(addStreamSQL), move: x(moveSQL),
 		park: x(parkSQL), unpark: x(unparkSQL), fail: x(failSQL), failing: x(failingSQL), candidates: x(candidatesSQL),
 		lowest: x(lowestSQL), waiting: x(waitingSQL), pending: x(pendingSQL),
 		bury: x(buryDeadSQL), unbury: x(unburySQL), quarantine: x(quarantineSQL),
+		limitStatements: newLimitStatements(x), retryStatements: newRetryStatements(x),
+		watchStatements: newWatchStatements(x), letterStatements: newLetterStatements(x),
 	}
 }

@@ -289,7 +289,9 @@ func TestAConsumerHasTheRightsItNeedsAndNoOthers(t *testing.T) {
 		"delete from fenceline.consumer_stream",
 		"update fenceline.dead set discarded_at = null",
 		"delete from fenceline.quarantine",
-		"select value from fenceline.quarantine",
+		"update fenceline.quarantine set value = null",
+		"update fenceline.consumer_offset set truncated_at = null",
+		"update fenceline.consumer_topic set partitions = 1",
 		"insert into fenceline.consumer_audit (consumer, action, reason) values ('c', 'x', 'x')",
 	} {
 		_, err := l.pool.Exec(context.Background(), sql)

@@ -40,29 +40,32 @@ func (b *batch) resume(e *entry) error {
 	return b.reblock(e)
 }
 
-// parkedRecord is a delivery out of the park.
-type parkedRecord struct {
+// storedRecord is a delivery out of the park, the dead letters or the quarantine.
+type storedRecord struct {
 	Delivery
 	reason Reason
+	erased bool // by an operator: it can't be applied any more
 }
 
 // retry decides a parked record again. gone says that it is parked no more.
-func (b *batch) retry(e *entry, p *parkedRecord) (gone bool, err error) {
+func (b *batch) retry(e *entry, p *storedRecord) (gone bool, err error) {
 	dec := Decide(b.input(e, &p.Record, p.Partition))
 	switch {
-	case dec.Outcome == Applied && p.reason == Failing:
-		return false, nil // that is for an operator to try
+	case dec.Outcome == Applied && (p.reason == Failing || p.erased):
+		return false, nil // that is for an operator to try, or to give up
+	case dec.Outcome == Applied && b.operator:
+		return false, nil // that is for the consumer, whose handler it is
 	case dec.Outcome == Parked:
 		if dec.Changed {
 			e.row, e.changed = dec.Row, true
 		}
 		return false, nil
 	}
-	if err := b.carryOut(e, &p.Delivery, dec); err != nil {
+	if _, err := b.carryOut(e, &p.Delivery, dec); err != nil {
 		return false, err
 	}
 	b.budget--
-	b.queue.Queue(b.g.sql.unpark, b.g.cfg.Consumer, p.Stream, p.Key, p.Epoch, p.Seq, string(p.kind()))
+	b.queue.Queue(b.g.sql.unpark, b.g.cfg.Consumer, p.Stream, p.Key, p.Epoch, p.Seq, string(p.kind())).Query(b.removing(e))
 	b.resumed = append(b.resumed, b.result(&p.Delivery, dec))
 	return true, nil
 }
@@ -89,11 +92,14 @@ func (b *batch) reblock(e *entry) error {
 		switch {
 		case dec.Outcome == Parked:
 			row.Blocked = dec.Reason
-		case p.reason == Failing:
+		case p.reason == Failing || p.erased:
 			row.Blocked = Failing
-		default: // the transaction has done enough
+		default: // the transaction has done enough, or applies nothing
 			row.Blocked = Gap
 			b.more[e.StreamKey] = true
+			if !e.recheck {
+				e.recheck, e.changed = true, true
+			}
 		}
 	}
 	if !row.equal(e.row) {
@@ -102,13 +108,13 @@ func (b *batch) reblock(e *entry) error {
 	return nil
 }
 
-// fetch reads parked records of a stream.
-func (b *batch) fetch(e *entry, sql string, args ...any) ([]parkedRecord, error) {
+// fetch reads stored records of a stream.
+func (b *batch) fetch(e *entry, sql string, args ...any) ([]storedRecord, error) {
 	rows, err := b.tx.Query(b.ctx, sql, args...)
 	if err != nil {
 		return nil, fmt.Errorf("consumer: reading the park of %s: %w", e.StreamKey, err)
 	}
-	page, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (p parkedRecord, err error) {
+	page, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (p storedRecord, err error) {
 		var (
 			epoch, seq, offset, ms int64
 			kind, topic            string
@@ -116,13 +122,13 @@ func (b *batch) fetch(e *entry, sql string, args ...any) ([]parkedRecord, error)
 			headers                [][]byte
 			raw                    KafkaRecord
 		)
-		err = row.Scan(&epoch, &seq, &kind, &topic, &partition, &offset, &headers, &raw.Key, &raw.Value, &ms, &p.reason, &attempts)
+		err = row.Scan(&epoch, &seq, &kind, &topic, &partition, &offset, &headers, &raw.Key, &raw.Value, &ms, &p.reason, &attempts, &p.erased)
 		if err != nil {
 			return p, err
 		}
 		raw.Offset, raw.Time, raw.Headers = offset, time.UnixMilli(ms), wireHeaders(headers)
-		p.Delivery = NewDelivery(Partition{topic, partition}, raw)
-		p.Attempt, p.Resumed = attempts+1, true
+		p.Delivery = b.g.cfg.Mapping.Delivery(Partition{topic, partition}, raw)
+		p.Attempt, p.Resumed, p.origin = attempts+1, true, fromPark
 		// It was parsed once, so it can be again, unless somebody has changed it.
 		if p.Malformed == nil && (p.Epoch != epoch || p.Seq != seq || string(p.kind()) != kind || p.Position().StreamKey != e.StreamKey) {
 			err = fmt.Errorf("consumer: the record parked at %s %d/%d says of itself %s", e.StreamKey, epoch, seq, p.Position())

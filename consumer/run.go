@@ -85,6 +85,7 @@ type runner struct {
 	guard   *Guard
 	handler Handler
 	offsets *offsets
+	poked   chan struct{} // there may be a dead letter to hand out
 	log     *slog.Logger
 }
 
@@ -97,6 +98,7 @@ func newRunner(pool *pgxpool.Pool, cfg Config, h Handler) (*runner, error) {
 		pool: pool, cfg: cfg, guard: g,
 		handler: bounded{h, cfg.HandlerTimeout},
 		offsets: newOffsets(cfg.Schema, cfg.Name),
+		poked:   make(chan struct{}, 1),
 		log:     cfg.Logger.With("consumer", cfg.Name),
 	}, nil
 }
@@ -116,9 +118,11 @@ func (r *runner) generation(ctx context.Context, gen Generation) error {
 	r.log.Info("partitions assigned", "partitions", len(gen.Assigned()))
 	commits := newCommitter(gen, r.cfg.OffsetInterval, r.log)
 	var work sync.WaitGroup
-	start := func(a Assignment, log *slog.Logger, run func(*partition, context.Context) error) {
+	on := func(a Assignment, log *slog.Logger) *partition {
+		return &partition{runner: r, gen: gen, assigned: a, commits: commits, applying: applying, log: log, unread: NoOffset, over: NoOffset}
+	}
+	start := func(p *partition, run func(*partition, context.Context) error) {
 		work.Go(func() {
-			p := &partition{runner: r, gen: gen, assigned: a, commits: commits, applying: applying, log: log, unread: NoOffset}
 			// What can't go on ends everything: the error is for whoever runs the
 			// process.
 			if err := run(p, reading); err != nil && !errors.Is(err, errStopped) {
@@ -126,9 +130,14 @@ func (r *runner) generation(ctx context.Context, gen Generation) error {
 			}
 		})
 	}
-	start(Assignment{}, r.log, (*partition).pending)
+	if err := on(Assignment{}, r.log).pin(reading); err != nil {
+		stop(err)
+	}
+	for _, run := range []func(*partition, context.Context) error{(*partition).poll, (*partition).letters} {
+		start(on(Assignment{}, r.log), run)
+	}
 	for _, a := range gen.Assigned() {
-		start(a, r.log.With("topic", a.Topic, "partition", a.ID), (*partition).run)
+		start(on(a, r.log.With("topic", a.Topic, "partition", a.ID)), (*partition).run)
 	}
 	flushed := make(chan struct{})
 	go func() {

@@ -3,7 +3,6 @@ package consumer
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
@@ -15,13 +14,14 @@ import (
 // to read next once it has committed.
 type chunk struct {
 	deliveries []Delivery
-	next       int64
+	from, next int64       // what it covers of the log
 	more       []StreamKey // whose parked events go on, after the commit
 }
 
 // split cuts the chunk in front of its i-th record.
 func (c chunk) split(i int) (chunk, chunk) {
-	return chunk{deliveries: c.deliveries[:i], next: c.deliveries[i].Offset}, chunk{deliveries: c.deliveries[i:], next: c.next}
+	at := c.deliveries[i].Offset
+	return chunk{deliveries: c.deliveries[:i], from: c.from, next: at}, chunk{deliveries: c.deliveries[i:], from: at, next: c.next}
 }
 
 // isolate cuts the i-th record out. The parts are given last first, without
@@ -49,6 +49,7 @@ func (c chunk) isolate(i int) (parts []chunk) {
 func (p *partition) process(reading context.Context, c chunk) error {
 	pause := p.backoff()
 	todo := []chunk{c} // the next one is the last
+	var took losses
 	for len(todo) > 0 {
 		if reading.Err() != nil {
 			return errStopped
@@ -59,6 +60,7 @@ func (p *partition) process(reading context.Context, c chunk) error {
 			more := c.more
 			todo = todo[:len(todo)-1]
 			pause.Reset()
+			p.recovered()
 			if err := p.resume(reading, more); err != nil {
 				return err
 			}
@@ -73,22 +75,46 @@ func (p *partition) process(reading context.Context, c chunk) error {
 		}
 		var culprit *HandlerError
 		known := errors.As(err, &culprit) && !blurred(err)
+		at := 0
+		if known {
+			at = culprit.Index
+		}
 		switch n := len(c.deliveries); {
 		case isPassing(err):
+			if n > 0 && tookConnection(err) {
+				// What comes before the event need not wait with it; where it isn't
+				// known which one it is, the halves tell.
+				switch lost := took.count(c.deliveries[at].Offset, known); {
+				case n == 1 && lost >= p.cfg.LossLimit && c.deliveries[0].Failed == nil && !(known && culprit.Delivery.Resumed):
+					p.lossesBlamed(&c.deliveries[0], lost, err)
+					continue
+				case n > 1 && known && lost > 1:
+					todo = append(todo[:len(todo)-1], c.isolate(at)...)
+				case n > 1 && !known && lost > lossesBeforeSplit:
+					a, b := c.split(n / 2)
+					todo = append(todo[:len(todo)-1], b, a)
+				}
+				if known && culprit.Delivery.Resumed {
+					p.resumedLost(culprit, err)
+				}
+			} else if n > 1 && known && at > 0 {
+				// The same for one that, say, always waits for the same lock.
+				todo = append(todo[:len(todo)-1], c.isolate(at)...)
+			}
 			if err := p.outage(reading, pause, "the batch failed for a passing reason, trying again", err); err != nil {
 				return err
 			}
 		case known && !culprit.Delivery.Resumed:
-			i, wait := culprit.Index, pause
+			wait := pause
 			if n > 1 {
 				wait = nil // what comes before it can go on at once
 			}
-			p.eventFailed(reading, &c.deliveries[i], err, wait)
-			if n > 1 && c.deliveries[i].Failed == nil {
-				todo = append(todo[:len(todo)-1], c.isolate(i)...)
+			p.eventFailed(reading, &c.deliveries[at], err, wait)
+			if n > 1 && c.deliveries[at].Failed == nil {
+				todo = append(todo[:len(todo)-1], c.isolate(at)...)
 			}
 		case n > 1 && known:
-			todo = append(todo[:len(todo)-1], c.isolate(culprit.Index)...)
+			todo = append(todo[:len(todo)-1], c.isolate(at)...)
 		case n > 1:
 			a, b := c.split(n / 2)
 			todo = append(todo[:len(todo)-1], b, a)
@@ -124,7 +150,7 @@ func (p *partition) eventFailed(reading context.Context, d *Delivery, err error,
 
 // tried reports a failed try, and tells whether it was the last one.
 func (p *partition) tried(d *Delivery, err error, attempts int) (lasting bool) {
-	lasting = IsRejected(err) || attempts >= p.cfg.Attempts
+	lasting = IsRejected(err) || errors.Is(err, ErrNotYours) || attempts >= p.cfg.Attempts
 	p.observeFailure(Failure{Partition: p.assigned.Partition, Err: err, Attempt: attempts})
 	p.log.Warn("the handler failed", "event", d.Position().String(), "offset", d.Offset, "attempt", attempts, "lasting", lasting, "err", err)
 	return lasting
@@ -144,24 +170,21 @@ func reason(err error) error {
 // crash between the two would lose the effect or repeat it.
 func (p *partition) transact(c *chunk) error {
 	var results []Result
+	var got Progress
 	began := time.Now()
-	err := p.inTx(func(ctx context.Context, tx pgx.Tx) (err error) {
+	err := p.inTx(func(ctx context.Context, tx pgx.Tx, last *pgx.Batch) (err error) {
 		if len(c.deliveries) > 0 {
 			if results, err = p.guard.Apply(ctx, tx, c.deliveries, p.handler); err != nil {
 				return err
 			}
 		}
-		var b pgx.Batch
-		p.offsets.queue(&b, p.assigned.Partition, c.next, lastID(c))
-		if err := tx.SendBatch(ctx, &b).Close(); err != nil {
-			return fmt.Errorf("consumer: storing the offset of %s: %w", p.assigned.Partition, err)
-		}
+		p.offsets.queueRead(last, Read{Partition: p.assigned.Partition, From: c.from, Next: c.next, LastID: lastID(c)}, results, &got)
 		return nil
 	})
 	if err != nil {
 		return err
 	}
-	p.reached(c.next)
+	p.reached(c.next, got)
 	for i := range c.deliveries {
 		if d := &c.deliveries[i]; d.Malformed != nil {
 			p.log.Error("a record can't be read and was quarantined", "offset", d.Offset, "err", d.Malformed)
@@ -177,11 +200,15 @@ func (p *partition) committed(results []Result, began time.Time) {
 	for i := range results {
 		r := &results[i]
 		switch {
+		case r.Displaced:
 		case r.Reason == Malformed: // transact has said so, with the error
 		case r.Alarm || r.Outcome == DeadLettered || r.Outcome == Quarantined:
 			p.log.Error("the event was not applied", "event", r.Position.String(), "offset", r.Offset, "outcome", r.Outcome, "reason", r.Reason, "rule", r.Rule)
 		case r.Outcome == Parked:
-			p.log.Warn("the event waits", "event", r.Position.String(), "offset", r.Offset, "reason", r.Reason, "rule", r.Rule)
+			p.log.Warn("the event waits", "event", r.Position.String(), "offset", r.Offset, "reason", r.Reason, "rule", r.Rule, "stored", !r.Unstored)
+		}
+		if r.Outcome == DeadLettered {
+			p.pokeLetters()
 		}
 	}
 	if p.cfg.Observer != nil {

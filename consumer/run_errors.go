@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -13,58 +14,15 @@ import (
 // errStopped: the generation or Run ends; what was in flight is rolled back.
 var errStopped = errors.New("consumer: stopped")
 
+// errEnded: a handler has ended the transaction by a statement and another one
+// was begun.
+var errEnded = fmt.Errorf("%w; it was ended by a statement and another one begun, so what was done before that may be committed", ErrNotYours)
+
 // fatalError ends Run with err.
 type fatalError struct{ err error }
 
 func (e *fatalError) Error() string { return e.err.Error() }
 func (e *fatalError) Unwrap() error { return e.err }
-
-// HandlerTimeoutError says that a handler took longer than
-// Config.HandlerTimeout. It counts as a failure of the event, although the
-// connection is lost with it: an event that hangs for ever must not be tried
-// for ever.
-type HandlerTimeoutError struct {
-	After time.Duration
-	// Err is what the handler returned.
-	Err error
-}
-
-// Error implements error.
-func (e *HandlerTimeoutError) Error() string {
-	return fmt.Sprintf("consumer: the handler exceeded Config.HandlerTimeout (%v): %v", e.After, e.Err)
-}
-
-// Unwrap gives the handler's error.
-func (e *HandlerTimeoutError) Unwrap() error { return e.Err }
-
-// ErrNotYours is returned to a handler that commits or rolls back the
-// transaction that it was lent. What it has done must stand or fall with the
-// guard.
-var ErrNotYours = errors.New("consumer: a handler must neither commit nor roll back the transaction that it was given: return nil or an error instead")
-
-// lentTx is the transaction as a handler sees it. Savepoints (Begin) are
-// allowed.
-type lentTx struct{ pgx.Tx }
-
-func (lentTx) Commit(context.Context) error   { return ErrNotYours }
-func (lentTx) Rollback(context.Context) error { return ErrNotYours }
-
-// bounded is a handler whose context ends, and whose transaction isn't its own.
-type bounded struct {
-	Handler
-	timeout time.Duration
-}
-
-// Handle implements Handler.
-func (b bounded) Handle(ctx context.Context, tx pgx.Tx, d Delivery) error {
-	hctx, cancel := context.WithTimeout(ctx, b.timeout)
-	defer cancel()
-	err := b.Handler.Handle(hctx, lentTx{tx}, d)
-	if err != nil && hctx.Err() != nil && ctx.Err() == nil {
-		return &HandlerTimeoutError{b.timeout, err}
-	}
-	return err
-}
 
 // passing tells whether err has a reason outside of the records, so that it is
 // right to try the same again for as long as it takes. lost says that the
@@ -73,6 +31,10 @@ func passing(err error, lost bool) bool {
 	var timeout *HandlerTimeoutError
 	if errors.As(err, &timeout) || IsRejected(err) {
 		return false
+	}
+	var sink *sinkError
+	if errors.As(err, &sink) {
+		return true
 	}
 	var pg *pgconn.PgError
 	if errors.As(err, &pg) {
@@ -92,18 +54,73 @@ func passing(err error, lost bool) bool {
 		}
 		// Anything else the server says, it says of the statement; also when it
 		// ends the connection with it.
-		return pg.Severity == "FATAL"
+		return pg.Severity == "FATAL" && refusedLogin(err) == nil
 	}
 	var connect *pgconn.ConnectError
 	return lost || errors.As(err, &connect) || pgconn.SafeToRetry(err)
 }
 
+// AccessError says that the database refuses this login something that no
+// waiting gives it: [Run] ends with it, instead of trying for ever.
+type AccessError struct {
+	// What says what was refused, and Remedy what gives it.
+	What, Remedy string
+	// Err is the database's error.
+	Err error
+}
+
+// Error implements error.
+func (e *AccessError) Error() string {
+	return fmt.Sprintf("consumer: the database refuses %s: %v; %s", e.What, e.Err, e.Remedy)
+}
+
+// Unwrap gives the database's error.
+func (e *AccessError) Unwrap() error { return e.Err }
+
+// refusedLogin is for an error of connecting: the password, the role or the
+// database is wrong. nil for anything else.
+func refusedLogin(err error) error {
+	var pg *pgconn.PgError
+	if !errors.As(err, &pg) || pg.Severity != "FATAL" {
+		return nil
+	}
+	switch {
+	case strings.HasPrefix(pg.Code, "28"):
+		return &AccessError{"the login", "give the pool the right user and password, and see pg_hba.conf; a pool that must follow a rotated password sets it in pgxpool.Config.BeforeConnect", err}
+	case pg.Code == "3D000":
+		return &AccessError{"the login, for there is no such database", "correct the pool's connection string", err}
+	case pg.Code == "42501":
+		return &AccessError{"the login the database", "grant it CONNECT on the database", err}
+	}
+	return nil
+}
+
+// refusedStatement is for a handler's statement that this login has no right
+// to. Every event would fail on it, and each be parked or dead-lettered for
+// what is no fault of its own. nil for anything else, also for a policy of row
+// security or a function of the handler's that raises the same code: those
+// look at the row.
+func refusedStatement(err error) error {
+	var pg *pgconn.PgError
+	if IsRejected(err) || !errors.As(err, &pg) || pg.Code != "42501" || !strings.HasPrefix(pg.Routine, "aclcheck_error") {
+		return nil
+	}
+	return &AccessError{"a statement of the handler", "grant this login what the statement needs, and start again: nothing was passed over", err}
+}
+
+// readOnly says that the server takes no writes.
+func readOnly(err error) bool {
+	var pg *pgconn.PgError
+	return errors.As(err, &pg) && pg.Code == "25006"
+}
+
 // blurred says that the error may come from any event before the one at which
 // it showed: a statement of a handler had failed, and the handler said it had
-// not; or COMMIT itself found something wrong.
+// not; the transaction isn't the one that was begun; or COMMIT itself found
+// something wrong.
 func blurred(err error) bool {
 	var pg *pgconn.PgError
-	return errors.Is(err, pgx.ErrTxClosed) || errors.Is(err, pgx.ErrTxCommitRollback) ||
+	return errors.Is(err, pgx.ErrTxClosed) || errors.Is(err, pgx.ErrTxCommitRollback) || errors.Is(err, errEnded) ||
 		errors.As(err, &pg) && pg.Code == "25P02"
 }
 
@@ -118,3 +135,6 @@ func sleep(done <-chan struct{}, d time.Duration) bool {
 		return true
 	}
 }
+
+// ended says whether the context's deadline, and not somebody, ended it.
+func ended(ctx context.Context) bool { return errors.Is(ctx.Err(), context.DeadlineExceeded) }

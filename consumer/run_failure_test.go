@@ -140,7 +140,7 @@ func TestOneEventsFailureNeverTouchesItsNeighboursWhateverItLooksLike(t *testing
 			cfg := b.config()
 			cfg.Policy = consumer.State
 			cfg.Attempts = 2
-			cfg.HandlerTimeout = 200 * time.Millisecond
+			cfg.HandlerTimeout = 500 * time.Millisecond
 			b.run(log.source(), cfg, b.failing("a", 4, fail))
 			b.eventually("everything is read", func() bool { return log.offset() == 16 })
 			b.want("b", effects("b", 1, 8)...)

@@ -263,3 +263,13 @@ func effects(key string, from, to int64) (out []string) {
 }
 
 func logged(b *bench, part string) bool { return strings.Contains(b.log.String(), part) }
+
+// failsWith runs a consumer that must end with an error.
+func (b *bench) failsWith(log *memory, cfg consumer.Config, want error) {
+	b.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if err := consumer.Run(ctx, b.pool, log.source(), cfg, b.apply("x")); !errors.Is(err, want) {
+		b.t.Fatalf("Run: %v, want %v", err, want)
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kfake"
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/fenceline/fenceline/consumer"
@@ -25,28 +27,47 @@ import (
 type cluster struct {
 	*bench
 	addr, topic, group string
+	addrs              []string // of all brokers
 	partitions         int
 	producer           *kgo.Client
 }
 
 func newCluster(t *testing.T, partitions int) *cluster {
 	t.Helper()
-	addr := kafkatest.Broker(t)
-	c := &cluster{bench: newBench(t), addr: addr, topic: kafkatest.Topic(t, addr, partitions), group: kafkatest.Name(t), partitions: partitions}
-	var err error
-	c.producer, err = kgo.NewClient(kgo.SeedBrokers(addr), kgo.RecordPartitioner(kgo.ManualPartitioner()), kgo.MetadataMinAge(10*time.Millisecond))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(c.producer.Close)
+	return clusterAt(t, kafkatest.Broker(t), partitions)
+}
+
+// newKfakeCluster is one of several brokers, whose faults the test chooses.
+func newKfakeCluster(t *testing.T, brokers, partitions int) (*cluster, *kfake.Cluster) {
+	t.Helper()
+	k := kafkatest.Kfake(t, kfake.NumBrokers(brokers))
+	return clusterAt(t, strings.Join(k.ListenAddrs(), ","), partitions), k
+}
+
+func clusterAt(t *testing.T, addrs string, partitions int) *cluster {
+	t.Helper()
+	addr, _, _ := strings.Cut(addrs, ",")
+	c := &cluster{bench: newBench(t), addr: addr, topic: kafkatest.Topic(t, addr, partitions), addrs: strings.Split(addrs, ","), group: kafkatest.Name(t), partitions: partitions}
+	c.connect()
 	return c
+}
+
+// connect gives the producer a client that knows of no topic yet.
+func (c *cluster) connect() {
+	c.t.Helper()
+	var err error
+	c.producer, err = kgo.NewClient(kgo.SeedBrokers(c.addrs...), kgo.RecordPartitioner(kgo.ManualPartitioner()), kgo.MetadataMinAge(10*time.Millisecond))
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.t.Cleanup(c.producer.Close)
 }
 
 // source is a member of the group, fast enough for tests.
 func (c *cluster) source() *kafkasource.Source {
 	c.t.Helper()
 	s, err := kafkasource.New(kafkasource.Config{
-		Brokers: []string{c.addr}, Group: c.group, Topics: []string{c.topic},
+		Brokers: c.addrs, Group: c.group, Topics: []string{c.topic},
 		SessionTimeout: 6 * time.Second, HeartbeatInterval: 50 * time.Millisecond, RebalanceTimeout: 10 * time.Second,
 		MaxWait: 100 * time.Millisecond, WatchInterval: 500 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(&c.log, nil)),
 	})

@@ -23,6 +23,12 @@ type memory struct {
 	commitFails bool
 	// fetchErrs are answered first, one each.
 	fetchErrs []error
+	// page is how many records a fetch gives at most; 0 for all.
+	page int
+	// partitions is how many the topic is said to have; 0 for one.
+	partitions int
+	// fetched is the highest offset that was given out, plus one.
+	fetched int64
 }
 
 func newMemory(topic string) *memory {
@@ -125,6 +131,15 @@ func (s *memorySource) revoke() {
 	s.current.revoke()
 }
 
+// tryRevoke does so if there is a generation.
+func (s *memorySource) tryRevoke() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.current != nil {
+		s.current.revoke()
+	}
+}
+
 func (s *memorySource) Close() error {
 	s.once.Do(func() { close(s.closed) })
 	return nil
@@ -142,6 +157,10 @@ func (g *memoryGeneration) Context() context.Context { return g.ctx }
 
 func (g *memoryGeneration) Assigned() []consumer.Assignment {
 	return []consumer.Assignment{{Partition: g.partition(), Committed: g.committed}}
+}
+
+func (g *memoryGeneration) Partitions() map[string]int {
+	return map[string]int{g.topic: max(g.partitions, 1)}
 }
 
 func (g *memoryGeneration) Bounds(context.Context, consumer.Partition) (start, end int64, err error) {
@@ -167,8 +186,13 @@ func (g *memoryGeneration) Fetch(ctx context.Context, p consumer.Partition, offs
 		}
 		if offset < end {
 			recs := append([]consumer.KafkaRecord(nil), m.records[offset-m.start:]...)
+			if m.page > 0 && len(recs) > m.page {
+				recs = recs[:m.page]
+			}
+			next := offset + int64(len(recs))
+			m.fetched = max(m.fetched, next)
 			m.mu.Unlock()
-			return consumer.Fetched{Records: recs, Next: end, LogStart: m.start, HighWatermark: end}, nil
+			return consumer.Fetched{Records: recs, Next: next, LogStart: m.start, HighWatermark: end}, nil
 		}
 		more := m.more
 		m.mu.Unlock()

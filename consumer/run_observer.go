@@ -46,7 +46,9 @@ type Alarm struct {
 	Kind      AlarmKind
 	// From and To are the offsets concerned: From ≤ offset < To.
 	From, To int64
-	Text     string
+	// Stream is the stream concerned, where it is about one.
+	Stream StreamKey
+	Text   string
 }
 
 // AlarmKind says what an alarm is about.
@@ -62,4 +64,44 @@ const (
 	OffsetAhead AlarmKind = "offset_ahead"
 	// Unreadable: a record batch can't be read; the partition waits at it.
 	Unreadable AlarmKind = "unreadable"
+	// Full: more of the partition waits than Config.Limits allows to keep. The
+	// group's offset stays in front of what did not fit, which is read again when
+	// there is room.
+	Full AlarmKind = "full"
+	// Overdue: a stream has been standing for longer than its GapAlarm. What it
+	// waits for was lost, or is for an operator to decide.
+	Overdue AlarmKind = "overdue"
+	// Stalled: a partition has not got on for Config.StallAlarm, for a reason
+	// that may pass. The tries go on.
+	Stalled AlarmKind = "stalled"
+)
+
+// PartitionObserver is an [Observer] that is also told which partitions this
+// process has, and which of them wait: those are not ready.
+type PartitionObserver interface {
+	// PartitionChanged is called when a partition was assigned, when it stops
+	// getting on, when it gets on again, and when it was given back.
+	PartitionChanged(PartitionChange)
+}
+
+// PartitionChange is what has become of a partition.
+type PartitionChange struct {
+	Partition Partition
+	State     PartitionState
+	// Reason is why it waits.
+	Reason error
+}
+
+// PartitionState says what a partition does.
+type PartitionState string
+
+const (
+	// Reading: it is read and applied, or there is nothing to read.
+	Reading PartitionState = "reading"
+	// Waiting: it is this process's and doesn't get on, for the reason that
+	// is given: the broker or the database is away, or a batch can't be read.
+	// The others go on.
+	Waiting PartitionState = "waiting"
+	// Released: it is another member's now, or nobody's.
+	Released PartitionState = "released"
 )

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"time"
 
 	"github.com/cenkalti/backoff/v4"
 	"github.com/google/uuid"
@@ -21,16 +22,26 @@ type partition struct {
 	applying context.Context // ends when what is in flight must be given up
 	log      *slog.Logger
 
-	offset int64 // to fetch next
-	end    int64 // the high watermark of the last fetch
-	unread int64 // where a batch can't be read, or NoOffset
-	failed fails // parked events that failed when their turn came
+	offset int64     // to fetch next
+	end    int64     // the high watermark of the last fetch
+	unread int64     // where a batch can't be read, or NoOffset
+	failed fails     // parked events that failed when their turn came
+	lost   fails     // parked events that took the connection with them
+	over   int64     // the lowest offset of what did not fit, or NoOffset
+	passed int64     // up to where a reading from there is not to begin anew
+	asked  time.Time // when it was asked whether there is room
+	since  time.Time // when what fails began to; zero if all goes well
+	stalls bool      // the alarm about that was raised
 }
 
 // run works until reading ends, and returns nil then. An error ends Run.
 func (p *partition) run(reading context.Context) error {
+	p.changed(Reading, nil)
+	defer p.changed(Released, nil)
 	pause := p.backoff()
 	located := false
+	var next *ahead
+	defer func() { next.drop() }()
 	for reading.Err() == nil {
 		if !located {
 			if err := p.locate(reading); err != nil {
@@ -41,7 +52,22 @@ func (p *partition) run(reading context.Context) error {
 			}
 			located = true
 		}
-		f, err := p.gen.Fetch(reading, p.assigned.Partition, p.offset, p.cfg.FetchBytes)
+		if next != nil && next.offset != p.offset {
+			next.drop() // it was read for another place
+			next = nil
+		}
+		if next == nil {
+			next = p.fetch(reading, p.offset)
+		}
+		if !next.wait(p.cfg.PollInterval) {
+			if err := p.seekBack(reading); err != nil {
+				return err
+			}
+			continue // nothing has come; if it is to be read elsewhere, next is dropped
+		}
+		f, err := next.f, next.err
+		next.drop()
+		next = nil
 		if err != nil {
 			// Behind an outage the topic can be another one, and where the log does
 			// not have the offset something was lost: look again where we are.
@@ -53,24 +79,75 @@ func (p *partition) run(reading context.Context) error {
 			continue
 		}
 		pause.Reset()
+		p.recovered()
 		p.end = f.HighWatermark
+		if len(f.Records) > 0 {
+			next = p.fetch(reading, f.Next) // while this is being applied
+		}
 		if err := p.consume(reading, f); err != nil {
 			if errors.Is(err, errStopped) {
 				return nil
 			}
 			return err
 		}
+		if err := p.seekBack(reading); err != nil {
+			return err
+		}
 	}
 	return nil
+}
+
+// ahead is a fetch that goes on while the one before it is applied. There is
+// one at most: it holds what comes next in memory, and what comes after that
+// stays with the broker until the handler gets there.
+type ahead struct {
+	offset int64
+	cancel context.CancelFunc
+	done   chan struct{}
+	f      Fetched
+	err    error
+}
+
+func (p *partition) fetch(reading context.Context, offset int64) *ahead {
+	ctx, cancel := context.WithCancel(reading)
+	a := &ahead{offset: offset, cancel: cancel, done: make(chan struct{})}
+	go func() {
+		defer close(a.done)
+		a.f, a.err = p.gen.Fetch(ctx, p.assigned.Partition, offset, p.cfg.FetchBytes)
+	}()
+	return a
+}
+
+// wait tells whether the answer has come.
+func (a *ahead) wait(d time.Duration) bool {
+	select {
+	case <-a.done:
+		return true
+	default:
+		return !sleep(a.done, d)
+	}
+}
+
+// drop gives the fetch up, and returns when nothing of it goes on: a
+// generation must not be used behind its end.
+func (a *ahead) drop() {
+	if a != nil {
+		a.cancel()
+		<-a.done
+	}
 }
 
 // consume applies what was fetched, a batch at a time.
 func (p *partition) consume(reading context.Context, f Fetched) error {
 	for at := 0; at < len(f.Records); at += p.cfg.BatchSize {
 		recs := f.Records[at:min(at+p.cfg.BatchSize, len(f.Records))]
-		c := chunk{deliveries: make([]Delivery, len(recs)), next: recs[len(recs)-1].Offset + 1}
+		c := chunk{deliveries: make([]Delivery, len(recs)), from: p.offset, next: recs[len(recs)-1].Offset + 1}
 		for i, r := range recs {
-			c.deliveries[i] = NewDelivery(p.assigned.Partition, r)
+			d := p.cfg.Mapping.Delivery(p.assigned.Partition, r)
+			if d.Malformed == nil && isByOffset(d.Stream) && p.cfg.stream(d.Stream).Policy == Strict {
+				return &fatalError{errPolicy(d.Stream)}
+			}
+			c.deliveries[i] = d
 		}
 		if at+len(recs) == len(f.Records) {
 			c.next = f.Next // beyond control records behind the last record
@@ -81,15 +158,22 @@ func (p *partition) consume(reading context.Context, f Fetched) error {
 	}
 	if len(f.Records) == 0 && f.Next > p.offset {
 		// Control records, or an aborted transaction, and nothing else.
-		return p.process(reading, chunk{next: f.Next})
+		return p.process(reading, chunk{from: p.offset, next: f.Next})
 	}
 	return nil
 }
 
-// reached notes that the database has committed everything below next.
-func (p *partition) reached(next int64) {
-	p.offset, p.assigned.Committed = next, next
-	p.commits.reached(p.assigned.Partition, next)
+// reached notes that the database has committed everything below next. Kafka is
+// told no more than got allows: what did not fit must be read again, by whoever
+// has the partition then.
+func (p *partition) reached(next int64, got Progress) {
+	p.offset, p.assigned.Committed = next, got.Committable
+	p.commits.reached(p.assigned.Partition, got.Committable)
+	if got.Overflow != NoOffset && p.over == NoOffset {
+		p.alarm(Alarm{Partition: p.assigned.Partition, Kind: Full, From: got.Overflow, To: next,
+			Text: "more waits than Config.Limits allows to keep: reading goes on, the offset stays, and what did not fit is read again when there is room"})
+	}
+	p.over = got.Overflow
 }
 
 // backoff is a pause that grows and never gives up: what it waits for is an
@@ -112,32 +196,14 @@ func (p *partition) outage(reading context.Context, pause *backoff.ExponentialBa
 	if errors.As(err, &fatal) {
 		return err
 	}
+	if refused := refusedLogin(err); refused != nil {
+		return &fatalError{refused}
+	}
 	p.observeFailure(Failure{Partition: p.assigned.Partition, Err: err, Passing: true})
 	p.log.Warn(what, "err", err)
+	p.waits(err)
 	sleep(reading.Done(), pause.NextBackOff())
 	return nil
-}
-
-// unreadable raises the alarm for a batch that reading again won't change.
-func (p *partition) unreadable(err error) {
-	var b *BatchError
-	if errors.As(err, &b) && b.Offset != p.unread {
-		p.unread = b.Offset // once is enough, the tries go on
-		p.alarm(Alarm{Partition: p.assigned.Partition, Kind: Unreadable, From: b.Offset, To: b.Offset + 1, Text: b.Reason})
-	}
-}
-
-func (p *partition) alarm(a Alarm) {
-	p.log.Error("alarm: "+string(a.Kind), "from", a.From, "to", a.To, "text", a.Text)
-	if p.cfg.Observer != nil {
-		p.cfg.Observer.Alarm(a)
-	}
-}
-
-func (p *partition) observeFailure(f Failure) {
-	if p.cfg.Observer != nil {
-		p.cfg.Observer.Failing(f)
-	}
 }
 
 // locate finds where to read from.
@@ -147,13 +213,17 @@ func (p *partition) locate(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	in := placement{partition: part, stored: s, committed: p.assigned.Committed,
+	in := placement{partition: part, stored: s, committed: p.assigned.Committed, latest: p.cfg.Begin == Latest,
 		origin: p.cfg.any(func(s StreamConfig) bool { return s.Policy == Strict && s.Start == FromOrigin })}
 	if in.start, in.end, err = p.gen.Bounds(ctx, part); err != nil {
 		return err
 	}
 	if in.replaced, err = p.replaced(ctx, in); err != nil {
 		return err
+	}
+	p.over, p.passed = s.overflow, 0
+	if s.overflow != NoOffset {
+		p.passed = s.next
 	}
 	return p.place(ctx, locate(in))
 }
@@ -178,7 +248,7 @@ func (p *partition) replaced(ctx context.Context, in placement) (bool, error) {
 	}
 	for _, r := range f.Records {
 		if r.Offset == last {
-			d := NewDelivery(in.partition, r)
+			d := p.cfg.Mapping.Delivery(in.partition, r)
 			return d.Malformed != nil || d.ID != in.stored.last, nil
 		}
 	}
@@ -187,19 +257,11 @@ func (p *partition) replaced(ctx context.Context, in placement) (bool, error) {
 
 // place sets the offset, and raises the alarms once the database has it.
 func (p *partition) place(ctx context.Context, at place) error {
-	sql, args := p.offsets.store, []any{p.offsets.consumer, p.assigned.Topic, p.assigned.ID, at.offset, nil}
-	if at.restart {
-		// Where every stream takes the newest, nothing waits for what is gone.
-		flag := at.flag && p.cfg.any(func(s StreamConfig) bool { return s.Policy == Strict })
-		sql, args[4] = p.offsets.restart, flag
-	}
+	// Where every stream takes the newest, nothing waits for what is gone.
+	at.flag = at.flag && p.cfg.any(func(s StreamConfig) bool { return s.Policy == Strict })
 	if at.begin || at.restart {
-		err := pgx.BeginTxFunc(ctx, p.pool, txOptions, func(tx pgx.Tx) error {
-			if _, err := tx.Exec(ctx, durableSQL); err != nil {
-				return err
-			}
-			_, err := tx.Exec(ctx, sql, args...)
-			return err
+		err := pgx.BeginTxFunc(ctx, p.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, func(tx pgx.Tx) error {
+			return p.offsets.begin(ctx, tx, p.assigned.Partition, at)
 		})
 		if err != nil {
 			return fmt.Errorf("consumer: recording where %s begins: %w", p.assigned.Partition, err)
@@ -211,5 +273,31 @@ func (p *partition) place(ctx context.Context, at place) error {
 	// What Kafka said at the assignment is used once: from here on it is what
 	// this goroutine reached, which may be behind the database on a rereading.
 	p.offset, p.assigned.Committed = at.offset, at.offset
+	return nil
+}
+
+// seekBack goes back to what did not fit, when some of it does now. It is
+// harmless under the guard, and each time one record at least gets on, so it
+// ends.
+func (p *partition) seekBack(reading context.Context) error {
+	if p.over == NoOffset || p.offset < p.passed || time.Since(p.asked) < min(time.Second, p.cfg.PollInterval) || reading.Err() != nil {
+		return nil
+	}
+	p.asked = time.Now()
+	var room bool
+	err := p.inTx(func(ctx context.Context, tx pgx.Tx, _ *pgx.Batch) (err error) {
+		room, err = p.guard.Room(ctx, tx, p.assigned.Partition)
+		return err
+	})
+	var fatal *fatalError
+	switch {
+	case errors.As(err, &fatal):
+		return err
+	case err != nil:
+		p.log.Warn("whether there is room again is not known, asking again", "err", err)
+	case room:
+		p.log.Info("there is room again, reading what did not fit", "from", p.over, "to", p.offset)
+		p.passed, p.offset = p.offset, p.over
+	}
 	return nil
 }

@@ -3,7 +3,6 @@ package consumer
 import (
 	"context"
 	"errors"
-	"slices"
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
@@ -12,37 +11,6 @@ import (
 
 // fails counts the tries of parked events whose turn had come.
 type fails map[Position]int
-
-// pendingPage is how many streams are looked for at once.
-const pendingPage = 100
-
-// pending goes on with parked events that an earlier process left over, of
-// which nothing may arrive any more.
-func (p *partition) pending(reading context.Context) error {
-	pause := p.backoff()
-	var before []StreamKey
-	for reading.Err() == nil {
-		var keys []StreamKey
-		err := p.inTx(func(ctx context.Context, tx pgx.Tx) (err error) {
-			keys, err = p.guard.Pending(ctx, tx, pendingPage)
-			return err
-		})
-		switch {
-		case err != nil:
-			if err := p.outage(reading, pause, "parked events were not looked for, trying again", err); err != nil {
-				return err
-			}
-		case len(keys) == 0 || slices.Equal(keys, before):
-			return nil // none is left, or none that goes on
-		default:
-			before = keys
-			if err := p.resume(reading, keys); err != nil {
-				return err
-			}
-		}
-	}
-	return errStopped
-}
 
 // resume goes on with the parked events of these streams until none is left
 // that can. Each stream has transactions of its own, so that one that fails
@@ -67,12 +35,14 @@ func (p *partition) resume(reading context.Context, keys []StreamKey) error {
 func (p *partition) resumeOnce(reading context.Context, key StreamKey, pause *backoff.ExponentialBackOff) (more bool, err error) {
 	var results []Result
 	began := time.Now()
-	err = p.inTx(func(ctx context.Context, tx pgx.Tx) (err error) {
+	err = p.inTx(func(ctx context.Context, tx pgx.Tx, last *pgx.Batch) (err error) {
 		results, err = p.guard.Resume(ctx, tx, []StreamKey{key}, p.handler)
+		p.offsets.queueUnstored(last, results)
 		return err
 	})
 	if err == nil {
 		p.committed(results, began)
+		p.recovered()
 		pause.Reset()
 		return len(More(results)) > 0, nil
 	}
@@ -83,6 +53,9 @@ func (p *partition) resumeOnce(reading context.Context, key StreamKey, pause *ba
 	var fatal *fatalError
 	switch known := errors.As(err, &culprit) && !blurred(err); {
 	case isPassing(err) || errors.As(err, &fatal):
+		if known && tookConnection(err) {
+			p.resumedLost(culprit, err)
+		}
 		return true, p.outage(reading, pause, "parked events were not applied for a passing reason, trying again", err)
 	case known:
 		p.resumedFailed(reading, culprit, pause)
@@ -107,13 +80,20 @@ func (p *partition) resumedFailed(reading context.Context, e *HandlerError, paus
 		sleep(reading.Done(), pause.NextBackOff())
 		return
 	}
-	err := p.inTx(func(ctx context.Context, tx pgx.Tx) error {
-		return p.guard.Fail(ctx, tx, e.Delivery, reason(e))
+	if p.giveUp(e, reason(e)) {
+		delete(p.failed, pos)
+		return
+	}
+	sleep(reading.Done(), pause.NextBackOff())
+}
+
+// giveUp tells the guard of a parked event that it fails for good.
+func (p *partition) giveUp(e *HandlerError, cause error) bool {
+	err := p.inTx(func(ctx context.Context, tx pgx.Tx, _ *pgx.Batch) error {
+		return p.guard.Fail(ctx, tx, e.Delivery, cause)
 	})
 	if err != nil {
 		p.log.Warn("the parked event's failure was not recorded, trying again", "err", err)
-		sleep(reading.Done(), pause.NextBackOff())
-		return
 	}
-	delete(p.failed, pos)
+	return err == nil
 }

@@ -32,6 +32,9 @@ type Generation interface {
 	Context() context.Context
 	// Assigned lists the partitions. It may be empty.
 	Assigned() []Assignment
+	// Partitions gives the number of partitions that each topic has, also of
+	// those that are other members'.
+	Partitions() map[string]int
 	// Bounds gives the first offset that the log of p still has, and the
 	// offset after its last record.
 	Bounds(ctx context.Context, p Partition) (start, end int64, err error)

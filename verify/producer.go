@@ -22,12 +22,16 @@ type cursors struct {
 
 // cursorsSQL is one statement, so that a hold or a fork is seen with the cursor
 // that went on without it. A flow without a topic is of all topics; what is in
-// a fork's topic must be behind both, which errs towards "not yet published".
+// a fork's topic must be behind both, which errs towards "not yet published". A
+// shard that no relay has stored a cursor for has published nothing.
 const cursorsSQL = `
+with newest as (
+  select s::smallint as s, (select c.n from @schema@.relay_checkpoint c where s::smallint = any (c.shards) order by c.n desc limit 1) as n from generate_series(0, 63) s)
 select coalesce((select jsonb_agg(c) from (
-         select null::text as topic, s1::text, s2::text, last_pos from (select * from @schema@.relay_checkpoint order by n desc limit 1) m
+         select null::text as topic, g.shards, c.s1::text, c.s2::text, c.last_pos
+           from (select n, array_agg(s) as shards from newest group by n) g left join @schema@.relay_checkpoint c on c.n = g.n
          union all
-         select topic, s1::text, s2::text, last_pos from @schema@.relay_fork) c), '[]')::text,
+         select topic, shards, s1::text, s2::text, last_pos from @schema@.relay_fork) c), '[]')::text,
        coalesce((select jsonb_agg(h) from (select topic, key, pos from @schema@.relay_held) h), '[]')::text,
        coalesce((select sum(greatest(c.reltuples, 0))::bigint from pg_inherits i join pg_class c on c.oid = i.inhrelid where i.inhparent = '@schema_name@.outbox'::regclass), 0)`
 
@@ -60,6 +64,18 @@ select topic from t where topic is not null`))
 	return nil, fmt.Errorf("verify: list the topics of the outbox: %w", err)
 }
 
+// retired are the topics that an operator has given up.
+func (r *run) retired(ctx context.Context) ([]string, error) {
+	rows, err := r.cfg.Producer.Query(ctx, r.sql(`select topic from @schema@.relay_topic where retired_at is not null`))
+	if err == nil {
+		var topics []string
+		if topics, err = pgx.CollectRows(rows, pgx.RowTo[string]); err == nil {
+			return topics, nil
+		}
+	}
+	return nil, fmt.Errorf("verify: list the retired topics: %w", err)
+}
+
 // rowsSQL reads the outbox by primary key, with what its receipt, its fence and
 // the relay say of each row.
 const rowsSQL = `
@@ -69,8 +85,10 @@ select o.pos, o.id, o.aggregatetype, o.type, o.payload, o.topic, o.key, o.epoch,
          or coalesce((o.epoch, o.token) <= (f.floor_epoch, f.floor_token), true) as receipt,
        coalesce((o.epoch, o.token) > (f.epoch, f.max_issued_token), false) as ahead, f.epoch, f.max_issued_token,
        exists (select 1 from jsonb_to_recordset($3::text::jsonb) h (topic text, key text, pos bigint) where h.topic = o.topic and h.key = o.key and o.pos >= h.pos) as held,
-       coalesce((select bool_and(pg_visible_in_snapshot(o.xid, c.s1::pg_snapshot) or c.s2 is not null and pg_visible_in_snapshot(o.xid, c.s2::pg_snapshot) and o.pos <= c.last_pos)
-         from jsonb_to_recordset($4::text::jsonb) c (topic text, s1 text, s2 text, last_pos bigint) where c.topic is null or c.topic = o.topic), false) as behind
+       coalesce((select bool_and(coalesce(pg_visible_in_snapshot(o.xid, c.s1::pg_snapshot) or c.s2 is not null and pg_visible_in_snapshot(o.xid, c.s2::pg_snapshot) and o.pos <= c.last_pos, false))
+         from jsonb_to_recordset($4::text::jsonb) c (topic text, shards smallint[], s1 text, s2 text, last_pos bigint)
+        where (c.topic is null or c.topic = o.topic) and o.shard = any (c.shards)), false) as behind,
+       coalesce(o.verdict = 'retired', false) as retired
   from (select * from @schema@.outbox where pos > $1 order by pos limit $2) o
   left join @schema@.fence f on f.key = o.key
  order by o.pos`
@@ -147,10 +165,11 @@ func (r *run) row(rows pgx.Rows) (pos int64, err error) {
 		subject, contenttype, headers *string
 		history, prevEpoch, prevSeq   *int64
 		receipt, ahead, held, behind  bool
+		retired                       bool
 		fenceEpoch, fenceToken        *int64
 	)
 	if err := rows.Scan(&ev.Pos, &id, &ev.AggregateType, &ev.Type, &ev.Payload, &ev.Topic, &ev.Key, &ev.Epoch, &ev.Token, &ev.Seq, &kind, &subject, &ev.Source, &contenttype, &headers,
-		&history, &prevEpoch, &prevSeq, &ev.CreatedAt, &receipt, &ahead, &fenceEpoch, &fenceToken, &held, &behind); err != nil {
+		&history, &prevEpoch, &prevSeq, &ev.CreatedAt, &receipt, &ahead, &fenceEpoch, &fenceToken, &held, &behind, &retired); err != nil {
 		return 0, fmt.Errorf("verify: read the outbox: %w", err)
 	}
 	ev.ID, ev.Kind, ev.Stream = id, outbox.Kind(kind), ev.Topic
@@ -186,6 +205,8 @@ func (r *run) row(rows pgx.Rows) (pos int64, err error) {
 	v := seen{source: inOutbox, stream: ev.Stream, key: ev.Key, offset: ev.Pos}
 	v.event(&ev)
 	switch {
+	case retired:
+		// Given up with its topic: no cursor promises it.
 	case held:
 		r.report.Held++
 	case behind:

@@ -25,7 +25,6 @@ const (
 
 const (
 	flagBehind  = 1 << iota // the relay's cursor has passed the row
-	flagSkipped             // an operator has given the row up
 	flagBlocked             // the guard waits
 	flagFirst               // the row says that a life begins
 )

@@ -27,9 +27,15 @@ func (r *run) findTopics(ctx context.Context) (topics []string, records int64, e
 	}
 	slices.Sort(topics)
 	topics = slices.Compact(topics)
+	retired, err := r.retired(ctx)
+	if err != nil {
+		return nil, 0, err
+	}
 	for _, t := range topics {
 		spans, err := r.cfg.Log.Spans(ctx, t)
 		switch {
+		case errors.Is(err, ErrNoTopic) && slices.Contains(retired, t):
+			continue
 		case errors.Is(err, ErrNoTopic):
 			r.found(Finding{Kind: NoTopic, Stream: t, Detail: "events belong to it, and Kafka doesn't have it; nothing is said of them"})
 			continue

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/fenceline/fenceline/outbox"
 	"github.com/fenceline/fenceline/verify"
@@ -242,7 +243,35 @@ func TestNothingIsSaidOfWhatRetentionHasTaken(t *testing.T) {
 		{"records that did not fit", func(w *world) {
 			w.exec(`update fenceline.guard set seq = 3 where key = 'a'`)
 			p, i := w.log.find(w, "a", 4)
-			w.exec(`update fenceline.consumer_offset set overflow_offset = $1 where partition = $2`, w.log.topics[topic][p][i].Offset, p)
+			w.exec(`update fenceline.consumer_offset set overflow_offset = $1, overflow_end = next_offset where partition = $2`, w.log.topics[topic][p][i].Offset, p)
+		}},
+		{"a topic that was given up", func(w *world) {
+			w.exec(`insert into fenceline.relay_topic (topic, partitions, retired_at, retired_by, why) values ($1, 3, now(), 'x', 'y')`, topic)
+			w.tamper(`update fenceline.outbox set verdict = 'retired', verdict_at = now(), skip_from = case when kind <> 'end' then seq end, skip_to = case when kind <> 'end' then seq end`)
+			delete(w.log.topics, topic)
+			w.exec(`delete from fenceline.guard`)
+		}},
+		{"a range that was given up, of which the marker is there", func(w *world) {
+			w.tamper(`update fenceline.outbox set verdict = 'skipped', verdict_at = now(), skip_from = 2, skip_to = 3 where key = 'a' and seq in (2, 3)`)
+			p, i := w.log.find(w, "a", 3)
+			r := parse(w, topic, w.log.topics[topic][p][i])
+			_, j := w.log.find(w, "a", 2)
+			first := slices.IndexFunc(w.log.topics[topic][p], func(l verify.LogRecord) bool { r := parse(w, topic, l); return r.Key == "a" && r.Seq == 3 })
+			log := slices.Clone(w.log.topics[topic][p])
+			marker := wire(outbox.Skip(&r, 2, time.Now()))
+			marker.Offset = log[first].Offset
+			log[first] = marker
+			log = slices.Delete(log, i, i+1) // the copy
+			w.log.topics[topic][p] = slices.Delete(log, j, j+1)
+			w.consume()
+		}},
+		{"shards that have no relay yet", func(w *world) {
+			for p := range w.log.topics[topic] {
+				w.log.topics[topic][p] = nil
+			}
+			w.exec(`update fenceline.relay_checkpoint set shards = '{}'`)
+			w.exec(`delete from fenceline.guard`)
+			w.exec(`delete from fenceline.consumer_offset`)
 		}},
 		{"held streams", func(w *world) {
 			p, _ := w.log.find(w, "a", 5)

@@ -7,5 +7,8 @@
 //	demo-consumer report    print the read model
 //
 // Read it in this order: the package readmodel beside this file is the service
-// without any thought of Kafka; run.go joins the two.
+// without any thought of Kafka; run.go joins the two; metrics.go and http.go are
+// how it is watched: while it runs it answers GET requests for /livez, /readyz
+// and /metrics, and for /reports with the read model as JSON, on the loopback
+// address unless told otherwise.
 package main

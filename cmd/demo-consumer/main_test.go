@@ -36,7 +36,7 @@ func quake(id int, net string, magnitude float64) string {
 func TestTheServiceAppliesWhatTheRelayPublishesAndReportsIt(t *testing.T) {
 	dsn, broker := cmdtest.Database(t), kafkatest.Broker(t)
 	topic := kafkatest.Topic(t, broker, 3)
-	env := cmdtest.Env{"FENCELINE_POSTGRES_DSN=" + dsn, "FENCELINE_KAFKA_BROKERS=" + broker, "FENCELINE_TOPIC=" + topic, "FENCELINE_CONSUMER=" + topic}
+	env := cmdtest.Env{"FENCELINE_POSTGRES_DSN=" + dsn, "FENCELINE_KAFKA_BROKERS=" + broker, "FENCELINE_TOPIC=" + topic, "FENCELINE_CONSUMER=" + topic, "FENCELINE_HTTP=127.0.0.1:0"}
 	want(t, cmdtest.Run(t, env, "relay", "migrate", "up"), 0)
 	want(t, cmdtest.Run(t, env, "demo-consumer", "migrate"), 0)
 	want(t, cmdtest.Run(t, env, "demo-consumer", "migrate"), 0) // again
@@ -69,14 +69,14 @@ func TestWhatTheServiceCannotWorkWithIsSaidAtTheStart(t *testing.T) {
 	broker := kafkatest.Broker(t)
 	topic := kafkatest.Topic(t, broker, 1)
 	env := func(dsn string) cmdtest.Env {
-		return cmdtest.Env{"FENCELINE_POSTGRES_DSN=" + dsn, "FENCELINE_KAFKA_BROKERS=" + broker, "FENCELINE_TOPIC=" + topic}
+		return cmdtest.Env{"FENCELINE_POSTGRES_DSN=" + dsn, "FENCELINE_KAFKA_BROKERS=" + broker, "FENCELINE_TOPIC=" + topic, "FENCELINE_HTTP=off"}
 	}
 	empty := env(cmdtest.Database(t))
 	for _, command := range []string{"run", "report"} {
 		want(t, cmdtest.Run(t, empty, "demo-consumer", command), 1, "the read model's table can't be used", `run "demo-consumer migrate"`)
 	}
 	cmdtest.Exec(t, strings.TrimPrefix(empty[0], "FENCELINE_POSTGRES_DSN="), "create schema quake_report", "create table quake_report.network (net text, reports bigint, largest float8, last_update timestamptz)")
-	want(t, cmdtest.Run(t, empty, "demo-consumer", "run"), 1, "consumer part", "schema missing", "have migration 0, want 1", "relay migrate up")
+	want(t, cmdtest.Run(t, empty, "demo-consumer", "run"), 1, "consumer part", "schema missing", "have migration 0, want ", "relay migrate up")
 
 	dsn := cmdtest.Database(t)
 	want(t, cmdtest.Run(t, env(dsn), "demo-consumer", "migrate"), 0)
@@ -95,6 +95,7 @@ func TestAWrongCommandLineOfTheServiceEndsWith2(t *testing.T) {
 		"run":                         {"2 problems", "-postgres is missing", "-kafka is missing"},
 		"report -postgres mydatabase": {"-postgres: is not a connection string"},
 		`report -model-schema x";y`:   {"-model-schema", "is not allowed"},
+		"run -http here":              {"-http", "want host:port"},
 		"run -strict -kafka x":        {`unknown flag "-strict"`, "host:port"},
 		"migrate -postgres host=h x":  {"unexpected argument"},
 	} {

@@ -9,6 +9,7 @@
 //	relay retention      one pass of the outbox's retention
 //	relay probe …        ask a running relay whether it is well
 //	relay protect …      make a table refuse writes outside the gate; unprotect, protected
+//	relay inbox …        what a consumer could not apply: list, show, decide
 //	relay version
 //
 // Each setting is a flag and an environment variable; "relay <command> -help"

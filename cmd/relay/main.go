@@ -51,5 +51,5 @@ func commands() []config.Command {
 		{Name: "history confirm", Summary: "say that nothing was lost", Run: historyConfirm},
 		{Name: "history policy", Summary: "set what a new history does by itself", Run: historyPolicy},
 		{Name: "history", Summary: "list the history commands", Run: historyHelp},
-	})
+	}, inboxCommands()...)
 }

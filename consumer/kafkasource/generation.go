@@ -74,6 +74,9 @@ func (g *generation) Context() context.Context { return g.ctx }
 // Assigned implements consumer.Generation.
 func (g *generation) Assigned() []consumer.Assignment { return g.assigned }
 
+// Partitions implements consumer.Generation.
+func (g *generation) Partitions() map[string]int { return g.counts }
+
 // Release implements consumer.Generation.
 func (g *generation) Release() { g.once.Do(func() { close(g.released) }) }
 

@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"github.com/segmentio/kafka-go"
+
+	"github.com/fenceline/fenceline/consumer"
 )
 
 // Why a topic can't be read, for errors.Is.
@@ -18,8 +20,9 @@ var (
 	// a key, not the one with the highest position, and takes the others away.
 	ErrTopicCompacted = errors.New("kafkasource: topic is compacted")
 	// ErrPartitionsChanged: with another number of partitions a key's events
-	// lie in two of them, and no order holds between the two.
-	ErrPartitionsChanged = errors.New("kafkasource: number of partitions changed")
+	// lie in two of them, and no order holds between the two. It is the error
+	// that [consumer.Run] has for a change that it finds at its start.
+	ErrPartitionsChanged = consumer.ErrPartitionsChanged
 )
 
 // TopicError says which topic can't be read, why, and what to do.

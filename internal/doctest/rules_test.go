@@ -1,10 +1,12 @@
 package doctest
 
 import (
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
 	"testing/fstest"
+	"time"
 )
 
 func TestCodeOfAPageIsFoundWhereverItStands(t *testing.T) {
@@ -99,6 +101,42 @@ func TestASnippetThatWouldNotCompileForAReaderIsSeen(t *testing.T) {
 		}
 		if want == "" && got != "" || !strings.Contains(got, want) {
 			t.Errorf("%s: %q, want %q", snippet, got, want)
+		}
+	}
+}
+
+func TestEachFaultOfATableOfDefaultsIsSeen(t *testing.T) {
+	type inner struct{ Most int64 }
+	type config struct {
+		Name    string
+		Wait    time.Duration
+		Policy  string
+		Limits  inner
+		Streams map[string]int
+	}
+	want := Defaults(reflect.ValueOf(config{"x", time.Minute, "strict", inner{5}, nil}), nil, "Name")
+	page := func(rows ...string) string {
+		return "x\n\nOf `config`:\n\n| field | default |\n| --- | --- |\n" + strings.Join(rows, "\n") + "\n\nbehind\n"
+	}
+	good := []string{"| `Wait` | 1m |", "| `Policy` | strict |", "| `Limits.Most` | 5 |", "| `Streams` | none |"}
+	if got := CheckDefaults(page(good...), "config", want); len(got) > 0 {
+		t.Errorf("a table that is right: %q", got)
+	}
+	for name, rows := range map[string][]string{
+		"a row is missing":  good[1:],
+		"a value is wrong":  append([]string{"| `Wait` | 2m |"}, good[1:]...),
+		"a row is too many": append([]string{"| `Speed` | 1 |"}, good...),
+	} {
+		if got := CheckDefaults(page(rows...), "config", want); len(got) != 1 {
+			t.Errorf("%s: %q", name, got)
+		}
+	}
+	if got := CheckDefaults("no table", "config", want); len(got) != 1 {
+		t.Errorf("without a table: %q", got)
+	}
+	for d, want := range map[time.Duration]string{0: "0s", time.Second: "1s", 15 * time.Minute: "15m", 24 * time.Hour: "24h", 90 * time.Minute: "1h30m", 50 * time.Millisecond: "50ms"} {
+		if got := short(d); got != want {
+			t.Errorf("%v is short %q, want %q", d, got, want)
 		}
 	}
 }

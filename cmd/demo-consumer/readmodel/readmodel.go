@@ -80,9 +80,6 @@ func (m *Model) Check(ctx context.Context, db DB) error {
 // Handle applies one report. It counts blindly: an event that came twice, late
 // or out of order would be counted wrongly, so none of these may get here.
 func (m *Model) Handle(ctx context.Context, tx pgx.Tx, d consumer.Delivery) error {
-	if d.Type != EventType {
-		return consumer.Reject(fmt.Errorf("readmodel: event of type %q, want %q", d.Type, EventType))
-	}
 	report, err := quakes.Parse(d.Payload)
 	if err != nil {
 		return consumer.Reject(err)
@@ -98,10 +95,10 @@ func (m *Model) Handle(ctx context.Context, tx pgx.Tx, d consumer.Delivery) erro
 
 // Network is one row.
 type Network struct {
-	Net        string
-	Reports    int64
-	Largest    float64
-	LastUpdate time.Time
+	Net        string    `json:"net"`
+	Reports    int64     `json:"reports"`
+	Largest    float64   `json:"largest"`
+	LastUpdate time.Time `json:"lastUpdate"`
 }
 
 // Read gives all networks, those with most reports first.

@@ -1,0 +1,168 @@
+package consumer
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/fenceline/fenceline/outbox"
+)
+
+// DebeziumConfig is how [Debezium] reads.
+type DebeziumConfig struct {
+	// ByOffset says that the outbox's position columns are not sent as headers,
+	// or that the outbox is another one without such columns: records without
+	// them then have a position by their offset, and the policy of their streams
+	// must be [State]; see [Mapping]. Unset, such records are quarantined.
+	// Defaults to false.
+	ByOffset bool
+	// Life is that of [CloudEventsConfig], for positions by offset. Defaults to 0.
+	Life int64
+	// Names says under which header a column is sent, where that is not the
+	// column's own name: as in {"token": "fencing-token"}. Defaults to none.
+	Names map[string]string
+}
+
+// Debezium reads what Debezium's outbox event router publishes: the event's id
+// in the header "id", aggregateid as the key, the payload as the value. From an
+// outbox of this project let the router send the columns that [DebeziumColumns]
+// lists as headers: then the guard has all it needs, every policy can be used,
+// and records of the relay and of Debezium can be mixed in one topic. docs/consuming.md
+// has the connector's settings.
+//
+// A record in our wire format is read as by [Wire].
+func Debezium(cfg DebeziumConfig) Mapping {
+	header := func(column string) string {
+		return strings.ToLower(cmp.Or(cfg.Names[column], column))
+	}
+	return func(p Partition, r KafkaRecord) (outbox.Record, error) {
+		for _, h := range r.Headers {
+			if strings.EqualFold(h.Key, "ce_fencekey") {
+				return Wire(p, r)
+			}
+		}
+		f := newForeign(p, r)
+		d := debezium{f, f.headers(""), header}
+		rec := &f.rec
+		id := d.text("id")
+		if id == "" {
+			f.fail("id", "is missing: it isn't a record of Debezium's outbox event router")
+		}
+		rec.Type, rec.Source, rec.Subject = cmp.Or(d.text("type"), "unknown"), cmp.Or(d.text("source"), "debezium"), d.text("subject")
+		rec.ContentType = cmp.Or(d.text("contenttype"), rec.ContentType)
+		rec.ID = foreignID(rec.Source, id)
+		rec.Key = unquote(cmp.Or(d.text("key"), rec.Key))
+		if d.text("epoch") == "" && cfg.ByOffset {
+			d.rest(rec)
+			f.place(cfg.Life)
+			return f.rec, f.err
+		}
+		d.position(rec)
+		d.own(rec)
+		d.rest(rec)
+		return f.rec, f.err
+	}
+}
+
+// DebeziumColumns are the outbox's columns that [Debezium] reads from headers,
+// as table.fields.additional.placement of the outbox event router wants them.
+const DebeziumColumns = "type:header,key:header,epoch:header,token:header,seq:header,topic:header,kind:header,subject:header,source:header,contenttype:header,headers:header,history:header,prev_epoch:header,prev_seq:header"
+
+// debezium reads columns out of headers.
+type debezium struct {
+	*foreign
+	cols   map[string]string
+	header func(column string) string
+}
+
+// text is a column's value. A null one is no header, or an empty one.
+func (d *debezium) text(column string) string {
+	v := d.cols[d.header(column)]
+	if v == "null" { // what Connect's converters make of a null in a header
+		return ""
+	}
+	return unquote(v)
+}
+
+func (d *debezium) number(column string, required bool) int64 {
+	v := d.text(column)
+	if v == "" && !required {
+		return 0
+	}
+	n, err := strconv.ParseInt(v, 10, 64)
+	if err != nil || n < 1 || v[0] == '+' {
+		d.fail(d.header(column), fmt.Sprintf("is %.40q, want a number from 1 to 2^63-1", v))
+		return 0
+	}
+	return n
+}
+
+func (d *debezium) position(rec *outbox.Record) {
+	rec.Stream = d.text("topic")
+	if rec.Stream == "" {
+		d.fail(d.header("topic"), "is missing")
+	}
+	rec.Epoch, rec.Token, rec.Seq = d.number("epoch", true), d.number("token", true), d.number("seq", true)
+	rec.History = d.number("history", false)
+	if pe, ps := d.number("prev_epoch", false), d.number("prev_seq", false); pe != 0 || ps != 0 {
+		rec.Prev = &outbox.Prev{Epoch: pe, Seq: ps}
+	}
+	switch kind := cmp.Or(d.text("kind"), string(outbox.KindData)); kind {
+	case string(outbox.KindData):
+	case string(outbox.KindEnd):
+		rec.Kind, rec.Payload = outbox.KindEnd, []byte{}
+	default:
+		// The relay's skip markers are not rows of their own, so Debezium has none.
+		d.fail(d.header("kind"), fmt.Sprintf("is %.20q, want %q or %q", kind, outbox.KindData, outbox.KindEnd))
+	}
+}
+
+// own reads the producer's own headers: ["name", "value", …].
+func (d *debezium) own(rec *outbox.Record) {
+	v := d.cols[d.header("headers")]
+	if v == "" || v == "null" {
+		return
+	}
+	var flat []string
+	if err := json.Unmarshal([]byte(v), &flat); err != nil || len(flat)%2 != 0 {
+		d.fail(d.header("headers"), "is not an array of names and values")
+		return
+	}
+	for i := 0; i < len(flat); i += 2 {
+		rec.Headers = append(rec.Headers, outbox.Header{Name: flat[i], Value: flat[i+1]})
+	}
+}
+
+// rest keeps the headers that are no columns.
+func (d *debezium) rest(rec *outbox.Record) {
+	columns := map[string]bool{d.header("id"): true}
+	for _, c := range strings.Split(DebeziumColumns, ",") {
+		columns[d.header(strings.TrimSuffix(c, ":header"))] = true
+	}
+	var rest []outbox.Header
+	for name, v := range d.cols {
+		if !columns[name] {
+			rest = append(rest, outbox.Header{Name: name, Value: v})
+		}
+	}
+	sortHeaders(rest)
+	rec.Headers = append(rec.Headers, rest...)
+}
+
+// unquote takes the quotes off that a JSON converter puts around text.
+func unquote(v string) string {
+	if len(v) >= 2 && v[0] == '"' {
+		var s string
+		if json.Unmarshal([]byte(v), &s) == nil {
+			return s
+		}
+	}
+	return v
+}
+
+func sortHeaders(hs []outbox.Header) {
+	slices.SortStableFunc(hs, func(a, b outbox.Header) int { return cmp.Compare(a.Name, b.Name) })
+}

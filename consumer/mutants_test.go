@@ -1,0 +1,153 @@
+package consumer_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// mutant is this package with one rule taken out, and the test that must fail
+// then: what no test misses is not known to be needed.
+type mutant struct {
+	name     string
+	file     string
+	old, new string
+	test     string
+}
+
+var mutants = []mutant{
+	{"a guard on epoch and token alone", "decide.go",
+		"case rec.Seq <= row.Seq:", "case rec.Seq <= row.Seq || rec.Token == row.Token:", "TestAThousandEventsOfOneTokenAreAllApplied"},
+	{"< for <=", "decide.go",
+		"case rec.Seq <= row.Seq:", "case rec.Seq < row.Seq:", "TestSkippedEventsArePassedAndNeverAppliedAfterwards"},
+	{"a guard in a transaction of its own", "guard.go",
+		"		err = b.explainStale(results)\n", "		_, err = b.tx.Exec(b.ctx, \"commit and chain\")\n", "TestACrashBeforeCommitLeavesNothing"},
+	{"a park without order", "guard_sql.go",
+		" order by epoch, from_seq, kind desc, seq\n limit $7::int8`", " order by parked_at, kind limit $7::int8`", "TestAParkedSkipIsDecidedBeforeTheEventThatItGivesUp"},
+	{"a guard for each topic", "mapping.go",
+		"rec.Topic = p.Topic", "rec.Topic, rec.Stream = p.Topic, p.Topic", "TestTheSameEventInAnotherTopicIsADuplicate"},
+	{"a new life without proof", "decide.go",
+		"case !t.proven():", "case false:", "TestX1ANewLifeDoesNotHideTheOldOnesTail"},
+	{"a hole in a new life taken for the next event", "decide.go",
+		"case rec.First() != 1:", "case rec.First() != 1 && rec.First() != row.Seq+1:", "TestX2AHoleInANewLifeIsNotTheNextEvent"},
+	{"a proof while part of the log is unread", "decide.go",
+		"if t.in.Truncated || ", "if ", "TestX19WhilePartOfThePartitionIsUnreadNoLifeIsProven"},
+	{"a proof over a life that waits", "decide.go",
+		"|| row.WaitingEpoch != 0 && row.WaitingEpoch < rec.Epoch", "", "TestX19AnEndProvesOnlyItsOwnLife"},
+	{"an end that was seen taken for reached", "decide_row.go",
+		"return r.EndSeq != 0 && r.Seq == r.EndSeq", "return r.EndSeq != 0", "TestAnEndThatWasSeenBehindAHoleProvesNothingYet"},
+	{"an end of before a restore as a proof", "decide.go",
+		"row.Ended() && rec.History != 0 && row.Epoch >= rec.History", "row.Ended()", "TestX6AnEndThatWasLostProvesNothing"},
+	{"no memory of what was given up", "decide.go",
+		"case data && row.Missed.Contains(rec.Seq):", "case false:", "TestX8ASkippedEventThatLandsLateIsStale"},
+	{"a marker that moves a state guard", "decide.go",
+		"	case !strict:\n		return t.ignore(\"5a\")", "	case !strict:\n		return t.absorb(\"5a\", &entered)", "TestX9AMarkerNeverMovesAStateGuardPastAnEvent"},
+	{"a first event that fails and makes no guard", "guard_apply.go",
+		"if dec.Changed {", "if dec.Changed && dec.Reason != Failing {", "TestAFirstEventThatFailsIsWhereTheStreamBegins"},
+	{"no forgotten", "guard.go",
+		"forgotten := b.forgotten[rec.Stream]", "forgotten := int64(0)", "TestAForgottenLifeIsNotLetInAgain"},
+	{"a discarded dead letter that is not consulted", "decide.go",
+		"case t.in.Policy == State && t.in.Discarded:", "case false:", "TestX18ADiscardedDeadLetterIsStaleWhereverTheGuardIs"},
+	{"a head that a full park does not store", "guard_limits.go",
+		"!full || next(row, d)", "!full", "TestTheNextEventOfAStreamIsStoredHoweverFullTheParkIs"},
+	{"a full park that keeps what is highest", "guard_limits.go",
+		"high == nil || !lower(d, high)", "true", "TestALowerRecordTakesThePlaceOfTheHighest"},
+	{"an overflow that is not remembered", "offsets_read.go",
+		"if !res.Unstored {", "if true {", "TestWhatAFullParkCantStoreIsReadAgainWhenTheHoleIsFilled"},
+	{"what is not stored does not wait", "guard_apply.go",
+		"if b.holds(e) {", "if false {", "TestALaterLifeWaitsForOneThatIsNotStored"},
+	{"a guard that is not locked", "guard_sql.go",
+		" for no key update) g`", ") g`", "TestAMemberInsideItsHandlerIsWaitedFor"},
+	{"a flag that is read without its row being held", "guard_sql.go",
+		"\n   for key share`", "`", "TestAcceptingWaitsForThoseWhoDecideWhileTheFlagStands"},
+	{"a retry of what was erased", "parked.go",
+		"(p.reason == Failing || p.erased):", "p.reason == Failing && !p.erased:", "TestAnErasedRecordIsGoneAndItsPlaceIsNot"},
+	{"an adoption that goes backwards", "operate_parked.go",
+		"epoch < row.Epoch || epoch == row.Epoch && seq <= row.Seq+1", "epoch < row.Epoch", "TestAnAdoptedPositionIsTheNextAndTheRestIsGivenUp"},
+	{"an end that is discarded", "operate_parked.go",
+		"case row.EndSeq != 0 && to >= row.EndSeq:", "case false:", "TestADiscardGivesUpNothingThatIsNotItsOwnToGiveUp"},
+	{"a redrive that forgets that the letter is dead", "guard_retry.go",
+		"	b.unbury(e, d)\n", "", "TestADeadLetterIsTriedAgainByTheConsumer"},
+}
+
+// A mutant that has become the package itself, or whose test is gone, catches
+// nothing.
+func TestEveryMutantStillChangesThePackageAndHasItsTest(t *testing.T) {
+	t.Parallel()
+	tests := ""
+	files, err := filepath.Glob("*_test.go")
+	ok(t, err)
+	for _, f := range files {
+		b, err := os.ReadFile(f)
+		ok(t, err)
+		tests += string(b)
+	}
+	for _, m := range mutants {
+		b, err := os.ReadFile(m.file)
+		ok(t, err)
+		if n := strings.Count(string(b), m.old); n != 1 {
+			t.Errorf("%s: what it replaces is %d times in %s, want once", m.name, n, m.file)
+		}
+		if !strings.Contains(tests, "func "+m.test+"(") {
+			t.Errorf("%s: there is no %s", m.name, m.test)
+		}
+	}
+}
+
+// FENCELINE_LONG=1 builds the package once for each mutant.
+func TestEachMutantIsCaughtByItsTest(t *testing.T) {
+	if os.Getenv("FENCELINE_LONG") != "1" {
+		t.Skip("builds the package anew for each mutant: set FENCELINE_LONG=1")
+	}
+	only := os.Getenv("FENCELINE_MUTANT")
+	for _, m := range mutants {
+		if only != "" && !strings.Contains(m.name, only) {
+			continue
+		}
+		t.Run(m.name, func(t *testing.T) {
+			source, err := os.ReadFile(m.file)
+			ok(t, err)
+			if strings.Count(string(source), m.old) != 1 {
+				t.Fatalf("%s has not what it replaces", m.file)
+			}
+			dir := t.TempDir()
+			changed := filepath.Join(dir, m.file)
+			ok(t, os.WriteFile(changed, []byte(strings.Replace(string(source), m.old, m.new, 1)), 0o600))
+			path, err := filepath.Abs(m.file)
+			ok(t, err)
+			overlay, err := json.Marshal(map[string]any{"Replace": map[string]string{path: changed}})
+			ok(t, err)
+			list := filepath.Join(dir, "overlay.json")
+			ok(t, os.WriteFile(list, overlay, 0o600))
+			cmd := exec.CommandContext(t.Context(), "go", "test", "-count=1", "-vet=off", "-ldflags=-s -w", "-timeout=120s", "-overlay", list, "-run", "^"+regexp.QuoteMeta(m.test)+"$", "-v", ".")
+			out, err := cmd.CombinedOutput()
+			switch {
+			case strings.Contains(string(out), "[build failed]") || strings.Contains(string(out), "[setup failed]"):
+				t.Fatalf("it does not build:\n%s", out)
+			case err == nil:
+				t.Fatalf("%s passes although the rule is gone", m.test)
+			case !strings.Contains(string(out), "--- FAIL: "+m.test):
+				t.Fatalf("the test did not fail by itself: %v\n%s", err, out)
+			}
+			t.Log(firstLines(string(out)))
+		})
+	}
+}
+
+func firstLines(s string) string {
+	var keep []string
+	for line := range strings.SplitSeq(s, "\n") {
+		if strings.Contains(line, "_test.go:") {
+			keep = append(keep, strings.TrimSpace(line))
+		}
+		if len(keep) == 2 {
+			break
+		}
+	}
+	return fmt.Sprint(strings.Join(keep, "; "))
+}

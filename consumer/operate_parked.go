@@ -1,0 +1,209 @@
+package consumer
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/fenceline/fenceline/outbox"
+)
+
+// Retry lets a stream go on that stands at an event that fails, or that a
+// contradiction has blocked: what is parked is decided again, by the consumer.
+func (o *Operator) Retry(ctx context.Context, key StreamKey, note Note) error {
+	return o.act(ctx, "retry", key, note, func(b *batch, e *entry) ([]AuditEntry, error) {
+		if e.row == nil {
+			return nil, &RefusedError{"retry", key.String(), "nothing was read of it"}
+		}
+		if e.row.Blocked == "" {
+			return nil, &RefusedError{"retry", key.String(), "it does not stand"}
+		}
+		unblock(e)
+		b.queue.Queue(o.sql.unfail, o.guard.cfg.Consumer, key.Stream, key.Key)
+		if err := b.goOn(e); err != nil {
+			return nil, err
+		}
+		return []AuditEntry{{StreamKey: key, Epoch: e.row.Epoch, FromSeq: e.row.Seq + 1, ToSeq: e.row.Seq}}, nil
+	})
+}
+
+// unblock: an operator has looked at the contradiction.
+func unblock(e *entry) {
+	if e.row.Blocked == InConflict {
+		row := *e.row
+		row.Blocked = Gap // until it is found out
+		e.row, e.changed = &row, true
+	}
+}
+
+// goOn decides what is parked on the guard as it is now, as far as no handler is
+// needed, and leaves the rest to the consumer.
+func (b *batch) goOn(e *entry) error {
+	if err := b.resume(e); err != nil {
+		return err
+	}
+	e.recheck, e.changed = true, true
+	return nil
+}
+
+// Discard gives up the events from..to (both included) of a strict stream, in
+// the epoch in which its guard is: none of them is ever applied, wherever it
+// comes from. The stream goes on behind them when it is their turn. Of a later
+// life the first event can be given up when it is its turn (the life is proven,
+// and its handler fails); otherwise see [Operator.Adopt].
+func (o *Operator) Discard(ctx context.Context, key StreamKey, epoch, from, to int64, note Note) error {
+	return o.act(ctx, "discard", key, note, func(b *batch, e *entry) ([]AuditEntry, error) {
+		refuse := func(format string, args ...any) ([]AuditEntry, error) {
+			return nil, &RefusedError{"discard", fmt.Sprintf("%s %d/%d to %d", key, epoch, from, to), fmt.Sprintf(format, args...)}
+		}
+		if e.row == nil {
+			return refuse("nothing was read of the stream")
+		}
+		row, err := b.turn(e, epoch)
+		if err != nil {
+			return nil, err
+		}
+		switch {
+		case b.stream(key.Stream).Policy == State:
+			return refuse("a state stream parks nothing: discard the dead letter")
+		case from < 1 || from > to || to > maxNumber:
+			return refuse("want 1 ≤ from ≤ to")
+		case epoch != row.Epoch:
+			return refuse("the guard is in epoch %d: what is of another one is decided, or its turn has not come", row.Epoch)
+		case to <= row.Seq:
+			return refuse("the guard has passed that: it is at seq %d", row.Seq)
+		case row.EndSeq != 0 && to >= row.EndSeq:
+			return refuse("the life ends with seq %d, and its end can't be given up", row.EndSeq)
+		}
+		var end bool
+		if err := b.tx.QueryRow(ctx, o.sql.parkedEnd, o.guard.cfg.Consumer, key.Stream, key.Key, epoch, from, to).Scan(&end); err != nil {
+			return nil, fmt.Errorf("consumer: looking for the end of %s: %w", key, err)
+		}
+		if end {
+			return refuse("the life's end record is parked in that range, and can't be given up")
+		}
+		from = max(from, row.Seq+1)
+		after := *row
+		after.Missed, after.Settled = after.Missed.Add(from, to), true
+		after.advance()
+		if after.Missed.above(after.Seq) > maxMissed {
+			return refuse("the guard remembers at most %d ranges above a hole: fill or give up the hole first", maxMissed)
+		}
+		e.row, e.changed = &after, true
+		if after.Reached() {
+			if err := b.findWaiting(e); err != nil {
+				return nil, err
+			}
+		}
+		if err := b.goOn(e); err != nil {
+			return nil, err
+		}
+		return []AuditEntry{{StreamKey: key, Epoch: epoch, FromSeq: from, ToSeq: to}}, nil
+	})
+}
+
+// turn is the guard of a stream in an epoch: as it is, or where a parked record
+// is what begins the epoch and would be applied now, as it was before that.
+func (b *batch) turn(e *entry, epoch int64) (*Row, error) {
+	if epoch <= e.row.Epoch {
+		return e.row, nil
+	}
+	lowest, err := b.fetch(e, b.g.sql.lowest, b.g.cfg.Consumer, e.Stream, e.Key)
+	if err != nil || len(lowest) == 0 || lowest[0].Epoch != epoch {
+		return e.row, err
+	}
+	if dec := Decide(b.input(e, &lowest[0].Record, lowest[0].Partition)); dec.Outcome != Applied {
+		return e.row, nil
+	}
+	entered := *e.row
+	entered.enter(epoch)
+	return &entered, nil
+}
+
+// Adopted is what was given up by adopting a position.
+type Adopted struct {
+	// From is the guard's position before: everything behind it and before the
+	// adopted one is given up, also whole lives in between.
+	From Position
+	To   Position
+}
+
+// Adopt makes (epoch, seq) the next event of a strict stream, and gives up
+// everything between it and the guard. It only goes forwards, and can't be
+// taken back: publish again what is missing first (relay republish), wherever
+// the outbox still has it.
+func (o *Operator) Adopt(ctx context.Context, key StreamKey, epoch, seq int64, note Note) (out Adopted, err error) {
+	err = o.act(ctx, "adopt", key, note, func(b *batch, e *entry) ([]AuditEntry, error) {
+		refuse := func(format string, args ...any) ([]AuditEntry, error) {
+			return nil, &RefusedError{"adopt", fmt.Sprintf("%s %d/%d", key, epoch, seq), fmt.Sprintf(format, args...)}
+		}
+		row := e.row
+		switch {
+		case row == nil:
+			return refuse("nothing was read of the stream: there is nothing to give up")
+		case b.stream(key.Stream).Policy == State:
+			return refuse("a state stream passes over what is missing by itself")
+		case epoch < 1 || epoch > maxNumber || seq < 1 || seq > maxNumber:
+			return refuse("want an epoch and a seq from 1 to 2^62")
+		case epoch < row.Epoch || epoch == row.Epoch && seq <= row.Seq+1:
+			return refuse("the guard is at %d/%d, and only goes forwards", row.Epoch, row.Seq)
+		case epoch == row.Epoch && row.EndSeq != 0 && seq > row.EndSeq:
+			return refuse("the life ends with seq %d", row.EndSeq)
+		}
+		after := adopt(row, epoch, seq)
+		e.row, e.changed = after, true
+		if after.Reached() {
+			if err := b.findWaiting(e); err != nil {
+				return nil, err
+			}
+		}
+		unblock(e)
+		if err := b.goOn(e); err != nil {
+			return nil, err
+		}
+		out = Adopted{
+			From: Position{key, row.Epoch, row.Seq, outbox.KindData},
+			To:   Position{key, epoch, seq, outbox.KindData},
+		}
+		from := int64(1)
+		if epoch == row.Epoch {
+			from = row.Seq + 1
+		}
+		return []AuditEntry{{StreamKey: key, Epoch: epoch, FromSeq: from, ToSeq: seq - 1,
+			Detail: fmt.Sprintf(`{"from_epoch": %d, "from_seq": %d, "to_epoch": %d, "to_seq": %d}`, row.Epoch, row.Seq, epoch, seq)}}, nil
+	})
+	return out, err
+}
+
+// adopt is the guard that has (epoch, seq) before it. Its token is no longer
+// known in a new life, and nothing is compared with it.
+func adopt(row *Row, epoch, seq int64) *Row {
+	after := *row
+	if epoch != row.Epoch {
+		after.enter(epoch)
+	}
+	after.Missed, after.Settled = after.Missed.Add(after.Seq+1, seq-1), true
+	after.advance()
+	return &after
+}
+
+// EraseParked erases what a parked record says: its value, its headers but for
+// those that say where it stands, and its handler's error. The row stays, and
+// so does its place in the stream: it can't be applied any more, so the stream
+// stands at it until somebody discards it.
+func (o *Operator) EraseParked(ctx context.Context, key StreamKey, epoch, seq int64, note Note) error {
+	return o.act(ctx, "erase", key, note, func(b *batch, e *entry) ([]AuditEntry, error) {
+		n, err := o.erase(b, e, o.sql.parkedAt, o.sql.eraseParked, epoch, seq)
+		if err != nil {
+			return nil, err
+		}
+		if n == 0 {
+			return nil, &RefusedError{"erase", fmt.Sprintf("%s %d/%d", key, epoch, seq), "nothing is parked there"}
+		}
+		if e.row != nil && e.row.Blocked != "" {
+			if err := b.resume(e); err != nil {
+				return nil, err
+			}
+		}
+		return []AuditEntry{{StreamKey: key, Epoch: epoch, FromSeq: seq, ToSeq: seq, Detail: `{"of": "parked"}`}}, nil
+	})
+}

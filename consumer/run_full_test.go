@@ -1,0 +1,146 @@
+package consumer_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/fenceline/fenceline/consumer"
+	"github.com/fenceline/fenceline/outbox"
+)
+
+// unstoredFrom is the lowest offset of what did not fit, or -1.
+func (b *bench) unstoredFrom() string {
+	return b.one("select coalesce(min(overflow_offset), -1)::text from fenceline.consumer_offset")
+}
+
+// A hole at 2 of key a, and far more behind it than may be kept. Were the
+// partition paused instead, the filler could never be read; were what doesn't fit
+// passed, it would be lost.
+func TestWhatDoesNotFitIsReadAgainWhenThereIsRoomAndTheOffsetWaitsForIt(t *testing.T) {
+	for _, restart := range []bool{false, true} {
+		t.Run(fmt.Sprintf("restarted %t", restart), func(t *testing.T) {
+			b := newBench(t)
+			log := newMemory("t")
+			log.page = 7
+			cfg := b.config()
+			cfg.BatchSize = 5
+			cfg.PollInterval = 10 * time.Millisecond
+			cfg.Limits = consumer.Limits{KeyRecords: 3}
+			log.publish(event("t", "a", 1))
+			for seq := int64(3); seq <= 20; seq++ {
+				log.publish(event("t", "a", seq), event("t", "b", seq-2))
+			}
+			stop := b.run(log.source(), cfg, b.apply("x"))
+			b.eventually("the other key is read to its end", func() bool { return len(b.applied("b")) == 18 })
+			b.eventually("kafka is told", func() bool { return log.offset() > 0 })
+			b.want("a", "a/1")
+			if got := b.one("select count(*)::text from fenceline.parked"); got != "3" && got != "4" { // the next one is always kept
+				t.Errorf("%s are parked, want no more than the limit", got)
+			}
+			// 3, 4, 5 are at 1, 3, 5; 6 is at 7.
+			if o := log.offset(); o > 7 || b.unstoredFrom() == "-1" {
+				t.Errorf("kafka's offset is %d, and what did not fit begins at %s", o, b.unstoredFrom())
+			}
+			if b.seen.alarmed(consumer.Full) == 0 {
+				t.Error("no alarm")
+			}
+			if restart {
+				if err := stop(); err != nil {
+					t.Fatal(err)
+				}
+				if o := log.offset(); o > 7 {
+					t.Errorf("kafka's offset is %d after the stop", o)
+				}
+				b.run(log.source(), cfg, b.apply("y"))
+			}
+			log.publish(event("t", "a", 2))
+			b.eventually("everything is applied", func() bool { return len(b.applied("a")) == 20 })
+			b.want("a", effects("a", 1, 20)...)
+			b.want("b", effects("b", 1, 18)...)
+			b.eventually("the offset is at the end", func() bool { return log.offset() == 38 && b.unstoredFrom() == "-1" })
+			if got := b.one("select count(*)::text from fenceline.parked"); got != "0" {
+				t.Errorf("%s are still parked", got)
+			}
+		})
+	}
+}
+
+func TestAChangedNumberOfPartitionsIsRefusedAlsoByAProcessThatNeverSawTheOldOne(t *testing.T) {
+	b := newBench(t)
+	log := newMemory("t")
+	log.publish(events("t", "a", 1, 2)...)
+	b.upTo(log, b.config(), 2)
+	log.partitions = 4
+	log.publish(events("t", "a", 3, 4)...)
+	b.failsWith(log, b.config(), consumer.ErrPartitionsChanged)
+	b.want("", effects("a", 1, 2)...)
+	log.partitions = 1
+	b.upTo(log, b.config(), 4)
+}
+
+func TestAStreamThatStandsForTooLongRaisesOneAlarm(t *testing.T) {
+	b := newBench(t)
+	log := newMemory("t")
+	log.publish(event("t", "a", 1), event("t", "a", 3), event("t", "b", 1))
+	cfg := b.config()
+	cfg.GapAlarm, cfg.PollInterval = time.Millisecond, time.Millisecond
+	b.run(log.source(), cfg, b.apply("x"))
+	b.eventually("the alarm", func() bool { return b.seen.alarmed(consumer.Overdue) > 0 })
+	polls := func() string {
+		return b.one("select xact_commit::text from pg_stat_database where datname = current_database()")
+	}
+	for was, n := polls(), 0; n < 3; { // rounds go by
+		if now := polls(); now != was {
+			was, n = now, n+1
+		}
+		time.Sleep(time.Millisecond)
+	}
+	b.seen.mu.Lock()
+	defer b.seen.mu.Unlock()
+	var about []consumer.StreamKey
+	for _, a := range b.seen.alarms {
+		if a.Kind == consumer.Overdue {
+			about = append(about, a.Stream)
+		}
+	}
+	if want := []consumer.StreamKey{{Stream: "t", Key: "a"}}; !slices.Equal(about, want) {
+		t.Errorf("alarms about %v, want %v", about, want)
+	}
+}
+
+func TestDeadLettersAreHandedOutAndAgainUntilTheyAreTaken(t *testing.T) {
+	b := newBench(t)
+	log := newMemory("t")
+	log.publish(events("t", "a", 1, 5)...)
+	var mu sync.Mutex
+	var got []string
+	tries := 0
+	cfg := b.config()
+	cfg.Policy, cfg.PollInterval = consumer.State, 5*time.Millisecond
+	cfg.DeadLetters = func(_ context.Context, letters []consumer.DeadLetter) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if tries++; tries < 3 {
+			return errors.New("the topic of dead letters is away")
+		}
+		for _, l := range letters {
+			rec, err := outbox.ParseWire(l.Topic, l.Record.Key, l.Record.Value, l.Record.Time, l.Record.Headers)
+			if err != nil || rec.Seq != l.Seq {
+				t.Errorf("%s is %v, %v as a record", l.Position, rec.Seq, err)
+			}
+			got = append(got, fmt.Sprintf("%s@%d: %s", l.Position, l.Offset, l.Error))
+		}
+		return nil
+	}
+	b.run(log.source(), cfg, b.failing("a", 3, poison))
+	want := []string{fmt.Sprintf("t[a] %d/3@2: poison", int64(testEpoch))}
+	b.eventually("the letter is taken", func() bool { mu.Lock(); defer mu.Unlock(); return slices.Equal(got, want) })
+	b.eventually("that is noted", func() bool { return b.one("select count(forwarded_at)::text from fenceline.dead") == "1" })
+	b.eventually("everything is read", func() bool { return log.offset() == 5 })
+	b.want("", "a/1", "a/2", "a/4", "a/5")
+}

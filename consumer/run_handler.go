@@ -1,0 +1,182 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
+)
+
+// HandlerTimeoutError says that a handler took longer than
+// Config.HandlerTimeout. It counts as a failure of the event, although the
+// connection is lost with it: an event that hangs for ever must not be tried
+// for ever.
+type HandlerTimeoutError struct {
+	After time.Duration
+	// Err is what the handler returned.
+	Err error
+}
+
+// Error implements error.
+func (e *HandlerTimeoutError) Error() string {
+	return fmt.Sprintf("consumer: the handler exceeded Config.HandlerTimeout (%v): %v", e.After, e.Err)
+}
+
+// Unwrap gives the handler's error.
+func (e *HandlerTimeoutError) Unwrap() error { return e.Err }
+
+// ErrNotYours is returned to a handler that commits or rolls back the
+// transaction that it was lent, or begins another one in it. What it has done
+// must stand or fall with the guard.
+var ErrNotYours = errors.New("consumer: a handler must neither commit nor roll back the transaction that it was given: return nil or an error instead")
+
+// bounded is a handler whose context ends, and whose transaction isn't its own.
+type bounded struct {
+	Handler
+	timeout time.Duration
+}
+
+// Handle implements Handler.
+func (b bounded) Handle(ctx context.Context, tx pgx.Tx, d Delivery) error {
+	hctx, cancel := context.WithTimeout(ctx, b.timeout)
+	defer cancel()
+	lent := &lentTx{Tx: tx}
+	err := b.Handler.Handle(hctx, lent, d)
+	switch {
+	case ended(hctx) && ctx.Err() == nil:
+		// Also when it says that it has succeeded: by then the server may have
+		// ended its session, and which event that was would not be known.
+		if err == nil {
+			err = hctx.Err()
+		}
+		return &HandlerTimeoutError{b.timeout, err}
+	case lent.tried != "":
+		// Also when it has swallowed the error: it believes that what it wrote is
+		// committed, or gone.
+		return Reject(fmt.Errorf("%w (it sent %.60q)", ErrNotYours, lent.tried))
+	}
+	return err
+}
+
+// lentTx is the transaction as a handler sees it. Savepoints are allowed. A
+// statement that would end the transaction is refused before it is sent: what it
+// had committed could not be taken back. What gets past this (several statements
+// in one string, a function's own, a statement on Conn) is found at the end of
+// the batch, by the transaction's mark.
+type lentTx struct {
+	pgx.Tx
+	tried string // the statement that would have ended it
+}
+
+func (l *lentTx) Commit(context.Context) error   { l.tried = "commit"; return ErrNotYours }
+func (l *lentTx) Rollback(context.Context) error { l.tried = "rollback"; return ErrNotYours }
+
+func (l *lentTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	if err := l.check(sql); err != nil {
+		return pgconn.CommandTag{}, err
+	}
+	return l.Tx.Exec(ctx, sql, args...)
+}
+
+func (l *lentTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	if err := l.check(sql); err != nil {
+		return failedRows{err}, err
+	}
+	return l.Tx.Query(ctx, sql, args...)
+}
+
+func (l *lentTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	if err := l.check(sql); err != nil {
+		return failedRows{err}
+	}
+	return l.Tx.QueryRow(ctx, sql, args...)
+}
+
+func (l *lentTx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+	for _, q := range b.QueuedQueries {
+		if err := l.check(q.SQL); err != nil {
+			return failedBatch{failedRows{err}, l}
+		}
+	}
+	return l.Tx.SendBatch(ctx, b)
+}
+
+func (l *lentTx) check(sql string) error {
+	if !endsTransaction(sql) {
+		return nil
+	}
+	l.tried = sql
+	return ErrNotYours
+}
+
+// endsTransaction looks at how a statement begins.
+func endsTransaction(sql string) bool {
+	first, rest := word(sql)
+	switch first {
+	case "commit", "end", "abort", "begin", "start":
+		return true
+	case "prepare":
+		next, _ := word(rest)
+		return next == "transaction"
+	case "rollback":
+		next, rest := word(rest)
+		if next == "work" || next == "transaction" {
+			next, _ = word(rest)
+		}
+		return next != "to" // a savepoint
+	}
+	return false
+}
+
+// word is the first word of a statement in lower case, behind spaces and
+// comments, and what follows it.
+func word(sql string) (first, rest string) {
+	for {
+		sql = strings.TrimLeft(sql, " \t\r\n;")
+		switch {
+		case strings.HasPrefix(sql, "--"):
+			_, sql, _ = strings.Cut(sql, "\n")
+			continue
+		case strings.HasPrefix(sql, "/*"):
+			_, sql, _ = strings.Cut(sql, "*/")
+			continue
+		}
+		break
+	}
+	n := 0
+	for n < len(sql) && (sql[n]|0x20 >= 'a' && sql[n]|0x20 <= 'z' || sql[n] == '_') {
+		n++
+	}
+	return strings.ToLower(sql[:n]), sql[n:]
+}
+
+// failedRows is the answer to a statement that was not sent.
+type failedRows struct{ err error }
+
+func (f failedRows) Close()                                       {}
+func (f failedRows) Err() error                                   { return f.err }
+func (f failedRows) CommandTag() pgconn.CommandTag                { return pgconn.CommandTag{} }
+func (f failedRows) FieldDescriptions() []pgconn.FieldDescription { return nil }
+func (f failedRows) Next() bool                                   { return false }
+func (f failedRows) Scan(...any) error                            { return f.err }
+func (f failedRows) Values() ([]any, error)                       { return nil, f.err }
+func (f failedRows) RawValues() [][]byte                          { return nil }
+func (f failedRows) TypeMap() *pgtype.Map                         { return nil }
+func (f failedRows) Conn() *pgx.Conn                              { return nil }
+
+// failedBatch is the answer to a batch that was not sent.
+type failedBatch struct {
+	failedRows
+	tx pgx.Tx
+}
+
+func (f failedBatch) Exec() (pgconn.CommandTag, error) { return pgconn.CommandTag{}, f.err }
+func (f failedBatch) Query() (pgx.Rows, error)         { return f.failedRows, f.err }
+func (f failedBatch) QueryRow() pgx.Row                { return f.failedRows }
+func (f failedBatch) Close() error                     { return f.err }
+func (f failedBatch) Tx() pgx.Tx                       { return f.tx }

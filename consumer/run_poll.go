@@ -1,0 +1,205 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// What no record brings about is looked for from time to time: what operators
+// have decided, what an earlier process left over, streams that stand for too
+// long, guards to forget, and dead letters to hand out. Every member does it, and
+// of two that do the same at once one waits for the other's locks and finds
+// nothing left.
+
+const (
+	// pendingPage is how many streams are looked for at once.
+	pendingPage = 100
+	// lettersPage is how many dead letters are handed out at once.
+	lettersPage = 100
+)
+
+// pin compares the number of partitions with what this consumer has read
+// before. It comes before anything is read.
+func (p *partition) pin(reading context.Context) error {
+	pause := p.backoff()
+	for topic, n := range p.gen.Partitions() {
+		for reading.Err() == nil {
+			err := p.inTx(func(ctx context.Context, tx pgx.Tx, _ *pgx.Batch) error {
+				return p.guard.PinTopic(ctx, tx, topic, n)
+			})
+			if err == nil {
+				break
+			}
+			if err := p.outage(reading, pause, "the number of partitions was not compared, trying again", err); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// poll does what is to be done from time to time, until reading ends.
+func (p *partition) poll(reading context.Context) error {
+	round := poller{partition: p}
+	for reading.Err() == nil {
+		for _, do := range []func(context.Context) error{round.pending, round.overdue, round.forget} {
+			if err := do(reading); err != nil {
+				return err
+			}
+		}
+		sleep(reading.Done(), p.cfg.PollInterval)
+	}
+	return nil
+}
+
+// poller is what one round leaves for the next.
+type poller struct {
+	*partition
+	// stands is since when the streams stand of which an alarm was raised.
+	stands     map[StreamKey]time.Time
+	forgetting Forgetting
+	forgot     time.Time
+}
+
+// tell says that something was not done; it is tried again in the next round.
+func (p *poller) tell(what string, err error) error {
+	var fatal *fatalError
+	if errors.As(err, &fatal) {
+		return err
+	}
+	if p.applying.Err() == nil {
+		p.log.Warn(what, "err", err)
+	}
+	return nil
+}
+
+// pending goes on with parked events, of which nothing may arrive any more.
+func (p *poller) pending(reading context.Context) error {
+	var before []StreamKey
+	for reading.Err() == nil {
+		var keys []StreamKey
+		err := p.inTx(func(ctx context.Context, tx pgx.Tx, _ *pgx.Batch) (err error) {
+			keys, err = p.guard.Pending(ctx, tx, pendingPage)
+			return err
+		})
+		if err != nil {
+			return p.tell("parked events were not looked for, trying again", err)
+		}
+		if len(keys) == 0 || slices.Equal(keys, before) {
+			return nil // none is left, or none that goes on
+		}
+		before = keys
+		if err := p.resume(reading, keys); err != nil {
+			if errors.Is(err, errStopped) {
+				return nil
+			}
+			return err
+		}
+	}
+	return nil
+}
+
+// overdue raises one alarm for each time that a stream stands for too long.
+func (p *poller) overdue(context.Context) error {
+	var list []Blocked
+	err := p.inTx(func(ctx context.Context, tx pgx.Tx, _ *pgx.Batch) (err error) {
+		list, err = p.guard.Overdue(ctx, tx, pendingPage)
+		return err
+	})
+	if err != nil {
+		return p.tell("streams that stand were not looked for, trying again", err)
+	}
+	now := make(map[StreamKey]time.Time, len(list))
+	for _, s := range list {
+		now[s.StreamKey] = s.Since
+		if p.stands[s.StreamKey].Equal(s.Since) {
+			continue
+		}
+		p.alarm(Alarm{Kind: Overdue, Stream: s.StreamKey, Text: fmt.Sprintf("%s has been standing at %d/%d since %s, because of: %s; %d records wait",
+			s.StreamKey, s.Epoch, s.Seq, s.Since.UTC().Format(time.RFC3339), s.Reason, s.Parked)})
+	}
+	p.stands = now
+	return nil
+}
+
+// forget begins a round when a tenth of the time has passed for which guards are
+// kept, so that they are kept for hardly longer.
+func (p *poller) forget(reading context.Context) error {
+	if p.cfg.ForgetAfter <= 0 || time.Since(p.forgot) < p.cfg.ForgetAfter/10 {
+		return nil
+	}
+	p.forgetting = Forgetting{}
+	for reading.Err() == nil && !p.forgetting.Done {
+		err := p.inTx(func(ctx context.Context, tx pgx.Tx, _ *pgx.Batch) error {
+			_, err := p.guard.Forget(ctx, tx, &p.forgetting)
+			return err
+		})
+		if err != nil {
+			return p.tell("guards were not forgotten, trying again", err)
+		}
+	}
+	p.forgot = time.Now()
+	return nil
+}
+
+// letters hands dead letters out, in a goroutine of its own: whoever takes them
+// may be away for long.
+func (p *partition) letters(reading context.Context) error {
+	if p.cfg.DeadLetters == nil {
+		return nil
+	}
+	sink := func(ctx context.Context, letters []DeadLetter) (err error) {
+		ctx, cancel := context.WithTimeout(ctx, p.cfg.HandlerTimeout)
+		defer cancel()
+		defer func() {
+			if v := recover(); v != nil {
+				err = &sinkError{fmt.Errorf("it panicked: %v", v)}
+			}
+		}()
+		if err := p.cfg.DeadLetters(ctx, letters); err != nil {
+			return &sinkError{err}
+		}
+		return nil
+	}
+	round := poller{partition: p}
+	for reading.Err() == nil {
+		for n := lettersPage; n == lettersPage && reading.Err() == nil; {
+			err := p.inTx(func(ctx context.Context, tx pgx.Tx, _ *pgx.Batch) (err error) {
+				n, err = p.guard.ForwardDead(ctx, tx, lettersPage, sink)
+				return err
+			})
+			if err != nil {
+				n = 0
+				if err := round.tell("dead letters were not handed out, trying again", err); err != nil {
+					return err
+				}
+			}
+		}
+		select {
+		case <-reading.Done():
+		case <-p.poked:
+		case <-time.After(p.cfg.PollInterval):
+		}
+	}
+	return nil
+}
+
+// sinkError is Config.DeadLetters' own, which passes: the letters stay in their
+// table.
+type sinkError struct{ err error }
+
+func (e *sinkError) Error() string { return e.err.Error() }
+func (e *sinkError) Unwrap() error { return e.err }
+
+// pokeLetters says that there may be a dead letter.
+func (r *runner) pokeLetters() {
+	select {
+	case r.poked <- struct{}{}:
+	default:
+	}
+}
