@@ -50,7 +50,7 @@ func (w *world) won(c <-chan campaigned) *fencing.Lease {
 	case got := <-c:
 		w.ok(got.err)
 		return got.lease
-	case <-time.After(time.Minute):
+	case <-time.After(20 * time.Second):
 		w.Fatal("the campaign goes on")
 		panic("unreachable")
 	}

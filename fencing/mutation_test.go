@@ -92,7 +92,7 @@ func fails(w *world, scenario func(*world)) bool {
 	select {
 	case <-done:
 		return v.failed
-	case <-time.After(time.Minute):
+	case <-time.After(3 * time.Minute): // longer than anything in a scenario waits
 		w.Fatal("the scenario hangs instead of failing")
 		return false
 	}
