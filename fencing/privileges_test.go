@@ -166,6 +166,20 @@ func sqlstateOf(conn *pgx.Conn, sql string, args ...any) string {
 	return sqlstate(err)
 }
 
+// A plan that is switched off but the only one there is counts as so dear that
+// it would be compiled, which takes seconds.
+func TestAFunctionThatSwitchesPlansOffSwitchesCompilationOff(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	const with = `select coalesce(string_agg(proname, ', '), '') from pg_proc where pronamespace = 'fenceline'::regnamespace and array_to_string(proconfig, ' ') ~ 'enable_' and `
+	if bad := value[string](w, with+"not proconfig @> array['jit=off']"); bad != "" {
+		t.Errorf("these may be compiled: %s", bad)
+	}
+	if value[string](w, with+"true") == "" {
+		t.Error("there is none: the test would prove nothing")
+	}
+}
+
 func TestADefinerFunctionPinsItsSearchPathAndTakesBaseTypes(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

@@ -45,7 +45,9 @@ create trigger epoch before insert or update of epoch on @schema@.fence for each
 -- How the functions below read: by index, row by row. They come to tables that
 -- may hold a hundred rows or as many millions, in sessions that keep plans; what
 -- the planner would gain by a whole scan of a small table is not worth a whole
--- scan of a large one. Hence the settings that they carry.
+-- scan of a large one. Hence the settings that they carry. Where a plan that was
+-- switched off is the only one there is, it counts as so dear that compiling it
+-- would seem to pay: seconds, for a statement of microseconds. Hence jit.
 
 -- The topics that any key remembers, from the last to the first. One descent
 -- of the index for each, instead of an index by key, for which every append
@@ -53,7 +55,7 @@ create trigger epoch before insert or update of epoch on @schema@.fence for each
 -- lives: dead ones, which a held snapshot keeps, lie before it and are not met.
 create function @schema@._topics() returns setof text
 language plpgsql volatile set search_path = pg_catalog, pg_temp
-  set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
+  set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
 declare t text := '~';       -- sorts behind every topic's name
 begin
   loop
@@ -66,7 +68,7 @@ end $$;
 -- The last position of each stream of a key.
 create function @schema@._streams(p_key text, out topic text, out epoch bigint, out seq bigint) returns setof record
 language plpgsql volatile set search_path = pg_catalog, pg_temp
-  set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
+  set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
 begin
   for topic in select * from @schema@._topics() loop
     select h.epoch, h.seq into epoch, seq from @schema@.head h where h.topic = _streams.topic and h.key = p_key order by h.epoch desc, h.seq desc limit 1;
@@ -180,7 +182,7 @@ comment on function @schema@.open is 'Begins the next life of a closed key, unde
 -- Gives null when everything of the key is published, else why not.
 create function @schema@._unpublished(p_key text, p_xid xid8, p_pos bigint) returns text
 language plpgsql volatile set search_path = pg_catalog, pg_temp
-  set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
+  set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
 begin
   return (
     with main as (select c.s1, c.s2, c.last_pos from @schema@.relay_checkpoint c order by c.n desc limit 1)
@@ -223,7 +225,7 @@ end $$;
 create function @schema@.sweep_floors(p_retry interval, p_residence interval, p_limit int, p_at timestamptz, p_n bigint,
   out turns int, out at timestamptz, out n bigint, out busy bigint[])
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
-  set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
+  set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
 declare until timestamptz := @schema@._sweep_until(p_retry, p_residence, p_limit);
 begin
   turns := 0; busy := '{}';
@@ -255,7 +257,7 @@ end $$;
 -- idle would stay for ever. False: still busy.
 create function @schema@.sweep_floor(p_retry interval, p_residence interval, p_n bigint, p_wait interval) returns boolean
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
-  set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
+  set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
 declare
   until timestamptz := @schema@._sweep_until(p_retry, p_residence, 1);
   t record;
@@ -278,7 +280,7 @@ end $$;
 create function @schema@.sweep_receipts(p_retry interval, p_residence interval, p_limit int, p_at timestamptz, p_n bigint, p_to_at timestamptz, p_to_n bigint,
   out receipts int, out turns int, out more boolean)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
-  set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
+  set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
 declare
   until timestamptz := @schema@._sweep_until(p_retry, p_residence, p_limit);
   t record;
@@ -320,7 +322,7 @@ end $$;
 create function @schema@.sweep_tombstones(p_retry interval, p_residence interval, p_limit int, p_at timestamptz, p_n bigint, p_to_at timestamptz, p_to_n bigint, p_foreign_relay boolean,
   out tombstones int, out unpublished int, out unpublished_key text, out held int, out held_key text)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
-  set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
+  set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
 declare
   until  timestamptz := @schema@._sweep_until(p_retry, p_residence, p_limit);
   c      record;
@@ -367,7 +369,7 @@ end $$;
 create function @schema@.sweep_plan(p_retry interval, p_residence interval, p_limit int, p_foreign_relay boolean)
 returns table (goes boolean, what text, reason text, n bigint, more boolean, example text, until timestamptz)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
-  set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
+  set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
 #variable_conflict use_column
 declare
   due timestamptz := @schema@._sweep_until(p_retry, p_residence, p_limit);

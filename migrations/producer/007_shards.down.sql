@@ -51,7 +51,7 @@ alter table @schema@.outbox drop constraint outbox_shard;
 
 create or replace function @schema@._unpublished(p_key text, p_xid xid8, p_pos bigint) returns text
 language plpgsql volatile set search_path = pg_catalog, pg_temp
-  set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
+  set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
 begin
   return (
     with main as (select c.s1, c.s2, c.last_pos from @schema@.relay_checkpoint c order by c.n desc limit 1)

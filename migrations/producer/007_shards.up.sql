@@ -151,7 +151,7 @@ end $$;
 -- keeps a tombstone for longer at most.
 create or replace function @schema@._unpublished(p_key text, p_xid xid8, p_pos bigint) returns text
 language plpgsql volatile set search_path = pg_catalog, pg_temp
-  set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
+  set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
 declare own smallint := @schema@._shard(p_key);
 begin
   return (

@@ -45,7 +45,7 @@ $$;
 -- any transaction that stays open anywhere in the cluster.)
 create function @schema@._outbox_kept(p_part text, p_hi bigint, p_keep interval) returns text
 language plpgsql volatile set search_path = pg_catalog, pg_temp
-  set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
+  set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
 declare newest timestamptz; top xid8; c record; found_one boolean;
 begin
   if coalesce(pg_sequence_last_value('@schema_name@.outbox_pos'), 0) < p_hi then return 'active'; end if;
@@ -71,7 +71,7 @@ end $$;
 create function @schema@.outbox_partitions(p_keep interval default '0')
   returns table (name text, number bigint, lo bigint, hi bigint, bytes bigint, active boolean, first_at timestamptz, last_at timestamptz, kept text)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
-  set enable_seqscan = off set enable_bitmapscan = off as $$
+  set enable_seqscan = off set enable_bitmapscan = off set jit = off as $$
 declare p record;
 begin
   for p in select * from @schema@._outbox_parts() loop
@@ -197,7 +197,7 @@ comment on function @schema@.outbox_drop is 'Drops a partition of the outbox of 
 -- Gives the last position that it has looked at, null at the end.
 create function @schema@.outbox_delete(p_keep interval, p_after bigint, p_limit int, out deleted bigint, out last bigint)
 language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
-  set enable_seqscan = off set enable_bitmapscan = off as $$
+  set enable_seqscan = off set enable_bitmapscan = off set jit = off as $$
 declare n bigint; until timestamptz := clock_timestamp() - p_keep;
 begin
   perform @schema@._same_history();
