@@ -39,9 +39,15 @@ func atOrBelow(epoch, token, limitEpoch, limitToken int64) bool {
 }
 
 // swept gives the states to which a sweep can bring this one: the floor rises to
-// a receipt that the fence has moved past, or stays.
+// a receipt that the fence has moved past, or stays; and the tombstone of a closed
+// key goes when its receipts are gone. Nothing is known of the key then, so who
+// comes next begins a life, under an epoch that is larger still, and what is asked
+// for of before can be confirmed by nobody.
 func (s keyState) swept() []any {
 	states := []any{s}
+	if s.closed {
+		states = append(states, keyState{epoch: s.epoch, reopened: true, floorEpoch: s.epoch, floorToken: s.token})
+	}
 	for line := range lines(s.receipts) {
 		var epoch, token int64
 		if _, err := fmt.Sscanf(line, "%d/%d/", &epoch, &token); err != nil {
