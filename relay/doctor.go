@@ -136,18 +136,18 @@ func (e *exam) history() {
 func (e *exam) rights() {
 	var user string
 	var relay, monitor bool
-	if !e.query("rights", "select current_user::text, pg_has_role(current_user, $1, 'USAGE'), pg_has_role(current_user, $2, 'USAGE')",
-		[]any{schema.Role(e.cfg.Schema, schema.KindRelay), schema.Role(e.cfg.Schema, schema.KindMonitor)}, &user, &relay, &monitor) {
+	if !e.query("rights", "select current_user::text, pg_has_role(current_user, $1, 'USAGE'), pg_has_role(current_user, $2, 'USAGE') or pg_has_role(current_user, $3, 'USAGE')",
+		[]any{schema.Role(e.cfg.Schema, schema.KindRelay), schema.Role(e.cfg.Schema, schema.KindMonitor), schema.Role(e.cfg.Schema, schema.KindOperator)}, &user, &relay, &monitor) {
 		return
 	}
 	switch {
 	case relay:
 		e.good("rights", "login %q has the relay's role", user)
 	case monitor:
-		e.worth("rights", fmt.Sprintf("login %q has the role of a monitor and not the relay's", user), "enough to look; \"relay run\" needs a login with "+schema.Role(e.cfg.Schema, schema.KindRelay))
+		e.worth("rights", fmt.Sprintf("login %q has the role of a monitor or operator and not the relay's", user), "enough to look; \"relay run\" needs a login with "+schema.Role(e.cfg.Schema, schema.KindRelay))
 	default:
-		e.bad("rights", fmt.Sprintf("login %q has neither the relay's role nor a monitor's", user),
-			fmt.Sprintf("grant %s to %s", schema.Quote(schema.Role(e.cfg.Schema, schema.KindRelay)), schema.Quote(user)))
+		e.bad("rights", fmt.Sprintf("login %q has neither the relay's role nor a monitor's or an operator's", user),
+			fmt.Sprintf("to look, grant %s to %[3]s; to publish, %[2]s", schema.Quote(schema.Role(e.cfg.Schema, schema.KindMonitor)), schema.Quote(schema.Role(e.cfg.Schema, schema.KindRelay)), schema.Quote(user)))
 	}
 }
 

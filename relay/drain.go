@@ -12,7 +12,7 @@ import (
 	"github.com/fenceline/fenceline/internal/schema"
 )
 
-// ErrPaused is returned by [Drain] while an operator keeps the relays from
+// ErrPaused is returned by [Drain] and [Republish] while an operator keeps the relays from
 // publishing. See [SetPause].
 var ErrPaused = errors.New(`relay: the relays are paused: "relay status" says by whom and why, "relay resume" ends it`)
 

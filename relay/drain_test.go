@@ -88,6 +88,9 @@ func TestDrainEndsWithThePauseTheContextAndRunsErrors(t *testing.T) {
 	if _, err := Drain(bg, pool, kafka, quick()); !errors.Is(err, ErrPaused) {
 		t.Errorf("paused: %v", err)
 	}
+	if _, err := Republish(bg, pool, kafka, RepublishConfig{Key: "k", Who: "alice"}); !errors.Is(err, ErrPaused) {
+		t.Errorf("republished while paused: %v", err)
+	}
 	if _, err := SetPause(bg, pool, "", false, "alice", ""); err != nil {
 		t.Fatal(err)
 	}

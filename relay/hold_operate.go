@@ -52,7 +52,7 @@ func (e *NotPossibleError) Error() string {
 	if e.Remedy == "" {
 		return fmt.Sprintf("%v: %s", ErrNotPossible, e.Reason)
 	}
-	return fmt.Sprintf("%v: %s; %s", ErrNotPossible, e.Reason, e.Remedy)
+	return fmt.Sprintf("%v: %s. %s", ErrNotPossible, e.Reason, e.Remedy)
 }
 
 // Is makes it match ErrNotPossible.

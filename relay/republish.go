@@ -110,7 +110,8 @@ const (
 // so are the events that were published when it ends early, by ctx or with an
 // error: a [*TopicError] for a topic that can't be written to, a
 // [*RefusedError] for an event that the broker refuses, one of the database's.
-// An outage of the broker is waited out.
+// An outage of the broker is waited out. While the relays are paused it is
+// [ErrPaused], but for a dry run.
 //
 // A login needs the role fenceline_relay. The relay need not run, and may. The
 // publisher stays the caller's, and must not be the relay's.
@@ -121,6 +122,13 @@ func Republish(ctx context.Context, pool *pgxpool.Pool, publisher Publisher, cfg
 	cfg = cfg.withDefaults()
 	if err := schema.Check(ctx, pool, cfg.Schema, schema.Producer); err != nil {
 		return RepublishReport{}, fmt.Errorf("relay: %w", err)
+	}
+	// Who has paused the relays, for the broker's sake maybe, means this too.
+	switch p, err := ReadPause(ctx, pool, cfg.Schema); {
+	case err != nil:
+		return RepublishReport{}, err
+	case p.Paused && !cfg.DryRun:
+		return RepublishReport{}, ErrPaused
 	}
 	conn, err := dial(ctx, pool, readerSettings)
 	if err != nil {

@@ -56,7 +56,11 @@ func Run(ctx context.Context, pool *pgxpool.Pool, publisher Publisher, cfg Confi
 	defer r.share.leave(ctx)
 	defer done.Wait()
 	defer stop()
-	return r.run(ctx)
+	if err := r.run(ctx); err != nil {
+		return err
+	}
+	cfg.Logger.Info("relay stopped", "name", cfg.Name)
+	return nil
 }
 
 // stopped: an error that the end of ctx brings about is none.

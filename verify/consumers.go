@@ -14,6 +14,13 @@ type following struct {
 	name    string
 	streams map[string]stream
 	offsets map[logPartition]offset
+	// set are the records in quarantine of which no position could be read.
+	set map[logPlace]bool
+}
+
+type logPlace struct {
+	logPartition
+	offset int64
 }
 
 type stream struct {
@@ -64,7 +71,7 @@ func (r *run) readConsumers(ctx context.Context) error {
 }
 
 func (r *run) readConsumer(ctx context.Context, c *Consumer, number int32) error {
-	f := following{name: c.Name, streams: map[string]stream{}, offsets: map[logPartition]offset{}}
+	f := following{name: c.Name, streams: map[string]stream{}, offsets: map[logPartition]offset{}, set: map[logPlace]bool{}}
 	query := func(sql string, to []any, each func() error) error {
 		rows, err := c.Pool.Query(ctx, schema.Expand(sql, c.Schema), c.Name)
 		if err == nil {
@@ -92,6 +99,15 @@ func (r *run) readConsumer(ctx context.Context, c *Consumer, number int32) error
 		})
 	if err != nil {
 		return fmt.Errorf("read its streams: %w", err)
+	}
+	var where logPlace
+	err = query(`select topic, partition, kafka_offset from @schema@.quarantine where consumer = $1 and (stream is null or key is null or epoch is null or seq is null)`,
+		[]any{&where.topic, &where.partition, &where.offset}, func() error {
+			f.set[where] = true
+			return nil
+		})
+	if err != nil {
+		return fmt.Errorf("read its quarantine: %w", err)
 	}
 	r.follow = append(r.follow, f)
 

@@ -51,7 +51,7 @@ const (
 var remedies = map[Kind]string{
 	Lost:       "publish it again: relay republish",
 	Hole:       "publish what is missing again: relay republish",
-	Order:      "consumers park what came early and go on by themselves; look for what else writes to this topic",
+	Order:      "consumers park what came early and go on by themselves; behind a republish of what was missing this is as it should be, else look for what else writes to this topic",
 	Token:      "something wrote around the gate, or two histories share a topic: relay history show",
 	Content:    "something else writes to this topic or to the outbox's table; compare the two, and adopt or discard at the consumers",
 	Misplaced:  "something else writes to this topic, or its partition count was changed: relay topic accept",

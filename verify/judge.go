@@ -187,16 +187,24 @@ func (r *run) judgeContent(p *parts) {
 
 // judgeLog: first copies stand in their own topic in order and without holes.
 // Copies in other topics are republished or mirrored ones.
+// A hole is what isn't in the topic at all: a record that only comes late is out
+// of order. One that the outbox has never had is a phantom, which no consumer
+// may believe, and nothing is measured by it.
 func (r *run) judgeLog(p *parts) {
-	known := places{}
+	all, known := places{}, places{}
+	for _, v := range p.logged {
+		if v.topic == p.name.stream {
+			all.cover(v)
+		}
+	}
 	var top *seen
 	for _, v := range p.logged {
-		if v.topic != p.name.stream {
+		if v.topic != p.name.stream || r.lookUp(p, v.at(), v.created) == phantom {
 			continue
 		}
 		if top == nil {
 			// What came before may have been cut off the log's start.
-			if start := r.spans[v.topic][v.partition].Start; start == 0 && v.from != 1 {
+			if start := r.spans[v.topic][v.partition].Start; start == 0 && v.from != 1 && all.lacks(v.epoch, 1, v.from-1) {
 				r.say(Hole, p, v, "the topic, of which nothing was cut off, has none of the positions %d/1 to %d/%d", v.epoch, v.epoch, v.from-1)
 			}
 			top = v
@@ -210,13 +218,13 @@ func (r *run) judgeLog(p *parts) {
 			} else {
 				r.say(Order, p, v, "its first copy lies behind that of %s, at %s", top.at(), place(top.topic, top.partition, top.offset))
 			}
-		case v.epoch == top.epoch && v.from > top.seq+1:
+		case v.epoch == top.epoch && v.from > top.seq+1 && all.lacks(v.epoch, top.seq+1, v.from-1):
 			r.say(Hole, p, v, "the record before it is %s: the positions between are not there", top.at())
 		case v.epoch == top.epoch && v.token < top.token:
 			r.say(Token, p, v, "the record before it, seq %d, has token %d", top.seq, top.token)
-		case v.epoch != top.epoch && v.from != 1:
+		case v.epoch != top.epoch && v.from != 1 && all.lacks(v.epoch, 1, v.from-1):
 			r.say(Hole, p, v, "its life begins with seq %d", v.from)
-		case v.epoch != top.epoch && v.prevEpoch != 0 && (at{v.prevEpoch, v.prevSeq}).after(top.at()):
+		case v.epoch != top.epoch && v.prevEpoch != 0 && (at{v.prevEpoch, v.prevSeq}).after(top.at()) && all.lacks(v.prevEpoch, v.prevSeq, v.prevSeq):
 			r.say(Hole, p, v, "it says that the life before ended at %s, the last record before it is %s", at{v.prevEpoch, v.prevSeq}, top.at())
 		}
 		if v.at().after(top.at()) {
@@ -233,6 +241,21 @@ func (s places) cover(v *seen) {
 	if v.from != v.seq {
 		s[at{v.epoch, v.from}] = true
 	}
+}
+
+// lacks: one of these positions is not there. A range that is longer than what
+// there is lacks some; the inside of a marker's range counts as lacking, which a
+// record that comes before the marker's end says of itself.
+func (s places) lacks(epoch, from, to int64) bool {
+	if to-from >= int64(len(s)) {
+		return true
+	}
+	for seq := from; seq <= to; seq++ {
+		if !s[at{epoch, seq}] {
+			return true
+		}
+	}
+	return false
 }
 
 // judgePublished: what the relay's cursor has passed is in the topic.
@@ -284,6 +307,14 @@ const (
 // knows says whether the outbox has, or had, a position. created is 0 where it
 // isn't known.
 func (r *run) knows(p *parts, a at, created int64) knowledge {
+	k := r.lookUp(p, a, created)
+	if k == uncovered {
+		r.report.Uncovered++
+	}
+	return k
+}
+
+func (r *run) lookUp(p *parts, a at, created int64) knowledge {
 	if len(p.heads) > 0 && a.after(p.heads[len(p.heads)-1].at()) {
 		return phantom
 	}
@@ -305,7 +336,6 @@ func (r *run) knows(p *parts, a at, created int64) knowledge {
 	if created != 0 && created >= r.since {
 		return phantom
 	}
-	r.report.Uncovered++
 	return uncovered
 }
 

@@ -53,7 +53,7 @@ func (r *run) judgeConsumer(p *parts, number int32) {
 			continue // markers move no guard there
 		case guard != nil && (v.epoch < guard.epoch || v.epoch == guard.epoch && (v.seq <= guard.seq || missed(v.seq))):
 			continue
-		case p.aside[number][v.at()]:
+		case p.aside[number][v.at()], c.set[logPlace{logPartition{v.topic, v.partition}, v.offset}]:
 			continue
 		}
 		told = true // what follows in the stream is of no other kind

@@ -103,7 +103,8 @@ func TestEachDisagreementIsFound(t *testing.T) {
 			log[i], log[j] = log[j], log[i]
 			log[i].Offset, log[j].Offset = log[j].Offset, log[i].Offset
 			return log
-		}), "hole order", "its first copy lies behind that of"},
+		}), "order", "its first copy lies behind that of"},
+		{"a record from an epoch that nobody has begun", rewrite("a", 2, func(r *outbox.Record) { r.Epoch, r.Seq = 1<<62, 1; r.History = 1 }), "hole lost phantom unapplied", "is not one of the outbox"},
 		{"a token that falls", rewrite("a", 4, func(r *outbox.Record) { r.Token += 5 }), "content token", "has token"},
 		{"another payload under the same position", rewrite("a", 2, func(r *outbox.Record) { r.Payload = []byte("other") }), "content", "not the same, byte by byte, as the outbox's row"},
 		{"another header under the same position", rewrite("a", 2, func(r *outbox.Record) { r.Headers[0].Value = "other" }), "content", "not the same"},
@@ -157,7 +158,7 @@ func TestEachDisagreementIsFound(t *testing.T) {
 					return r.Key == "c" && r.Prev == nil && r.Seq < 4 && r.History != 0 || r.Key == "c" && r.Kind == outbox.KindEnd
 				})
 			}
-		}, "hole phantom", "the guard stands on a position"},
+		}, "phantom", "the guard stands on a position"},
 		{"a marker that a strict consumer has not taken note of", sql(`update fenceline.guard set seq = 1 where key = 'd'`), "unapplied", "its guard stands at"},
 		{"an event below the offset that has no effect", sql(`update fenceline.guard set seq = 3 where key = 'a'`), "unapplied", "nothing of it is kept aside"},
 		{"a stream below the offset that has no guard", sql(`delete from fenceline.guard where key = 'b'`), "unapplied", "it has no guard of this stream"},
@@ -239,6 +240,12 @@ func TestNothingIsSaidOfWhatRetentionHasTaken(t *testing.T) {
 		{"markers, which move no guard of a state stream", func(w *world) {
 			w.exec(`update fenceline.guard set seq = 1 where key = 'd'`)
 			w.exec(`update fenceline.consumer_stream set policy = 'state'`)
+		}},
+		{"a record in quarantine of which no position was read", func(w *world) {
+			w.exec(`update fenceline.guard set seq = 4 where key = 'a'`)
+			p, i := w.log.find(w, "a", 5)
+			w.exec(`insert into fenceline.quarantine (consumer, topic, partition, kafka_offset, digest, reason, error, headers, timestamp_ms) values ($1, $2, $3, $4, '\x00', 'malformed', 'e', '{}', 0)`,
+				service, topic, p, w.log.topics[topic][p][i].Offset)
 		}},
 		{"records that did not fit", func(w *world) {
 			w.exec(`update fenceline.guard set seq = 3 where key = 'a'`)

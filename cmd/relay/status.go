@@ -133,7 +133,7 @@ func newStatusReport(name string, st relay.Status) statusReport {
 	}
 	for _, h := range st.Held {
 		r.Held = append(r.Held, heldStream{h.Topic, h.Key, h.Epoch, h.Seq, h.Pos, h.Since.UTC(), h.Reason, h.Detail,
-			"find out why the broker refuses this record (the topic's max.message.bytes, a rule of the broker's) and mend that; until the stream is resumed, this event and all later ones of the stream stay in the outbox, so don't delete the row in relay_held"})
+			fmt.Sprintf("\"relay held show -topic %s -key %s\" says what was decided; mend what the reason names (the topic's max.message.bytes, a rule of the broker's) and run \"relay held retry\", or give the event up with \"relay held skip\"; until then it and all later ones of the stream stay in the outbox", h.Topic, h.Key)})
 	}
 	for _, f := range st.Forks {
 		r.Refused = append(r.Refused, refused{f.Topic, f.Since.UTC(), f.Backlog, f.More, f.Reason, f.Detail,

@@ -37,7 +37,7 @@ func TestStatusShowsHeldStreamsAndWhatToDo(t *testing.T) {
 		select topic, key, pos, epoch, seq, 'the broker''s own reason', 'code 10' from fenceline.outbox where seq = 2`)
 	env := cmdtest.Env{"FENCELINE_POSTGRES_DSN=" + pgmigrated.Login(t, dsn, "monitor")}
 	want(t, cmdtest.Run(t, env, "relay", "status"), 0,
-		"held     1 stream", `topic "quakes", key "ci"`, "seq 2", "reason: the broker's own reason", "to do:  find out why", "backlog  1 event")
+		"held     1 stream", `topic "quakes", key "ci"`, "seq 2", "reason: the broker's own reason", "to do:  \"relay held show -topic ", "backlog  1 event")
 	st := readStatus(t, env)
 	if len(st.Held) != 1 || st.Held[0].Seq != 2 || st.Held[0].Detail != "code 10" || st.Held[0].ToDo == "" {
 		t.Errorf("held streams: %+v", st.Held)

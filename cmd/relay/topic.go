@@ -75,7 +75,7 @@ func (r topicReport) text() string {
 		}
 		b.WriteByte('\n')
 		if t.RetiredAt != nil {
-			fmt.Fprintf(&b, "  retired: by %q at %s\n", t.RetiredBy, clock(*t.RetiredAt))
+			fmt.Fprintf(&b, "  retired: by %q at %s: %s\n", t.RetiredBy, clock(*t.RetiredAt), t.Why)
 		}
 		if t.Refused != "" {
 			fmt.Fprintf(&b, "  refused: since %s: %s\n", clock(*t.RefusedSince), t.Refused)

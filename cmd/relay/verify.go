@@ -80,7 +80,7 @@ func verifyAll(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	}
 	report, err := verify.Run(ctx, cfg)
 	if err != nil {
-		return config.NeedsRole(err, postgres.Schema, schema.KindRelay)
+		return config.NeedsRole(err, postgres.Schema, schema.KindRelay, schema.KindMonitor)
 	}
 	if err := errors.Join(out.err, out.summary(report)); err != nil {
 		return err

@@ -122,8 +122,12 @@ func dispatch(ctx context.Context, program, summary string, commands []Command, 
 
 func help(program, summary string, commands []Command, out io.Writer) {
 	fmt.Fprintf(out, "%s\n\nUsage:\n  %s <command> [flags]\n\nCommands:\n", summary, program)
+	width := 0
 	for _, c := range commands {
-		fmt.Fprintf(out, "  %-16s%s\n", c.Name, c.Summary)
+		width = max(width, len(c.Name))
+	}
+	for _, c := range commands {
+		fmt.Fprintf(out, "  %-*s  %s\n", width, c.Name, c.Summary)
 	}
 	fmt.Fprintf(out, "\n\"%s <command> -help\" prints a command's flags and environment variables.\n", program)
 	fmt.Fprintf(out, "Exit codes: %d done or stopped when asked to, %d failed, %d wrong usage or configuration.\n", ExitOK, ExitFailed, ExitUsage)

@@ -105,18 +105,25 @@ func explain(err error) (cause, remedy string) {
 	return strings.ReplaceAll(err.Error(), "\n\t", "; "), "check -postgres, and that the server is up"
 }
 
-// NeedsRole adds to an error about a missing right which group role the command
-// needs; other errors, and none, are returned as they are.
-func NeedsRole(err error, schemaName, kind string) error {
+// NeedsRole adds to an error about a missing right which group roles the command
+// needs, all of them; other errors, and none, are returned as they are.
+func NeedsRole(err error, schemaName string, kinds ...string) error {
 	var pg *pgconn.PgError
 	var access *schema.AccessError
+	var names []string
+	for _, kind := range kinds {
+		names = append(names, schema.Quote(schema.Role(schemaName, kind)))
+	}
+	role, it := strings.Join(names, ", "), "it"
+	word := "role"
+	if len(kinds) > 1 {
+		word, it = "roles", "them"
+	}
 	if errors.As(err, &access) {
-		role := schema.Quote(schema.Role(schemaName, kind))
-		return fmt.Errorf("user %q may not use schema %q: this command needs the role %s, so run `grant %s to %s`, or use a login that has it", access.User, schemaName, role, role, schema.Quote(access.User))
+		return fmt.Errorf("user %q may not use schema %q: this command needs the %s %s, so run `grant %s to %s`, or use a login that has %s", access.User, schemaName, word, role, role, schema.Quote(access.User), it)
 	}
 	if errors.As(err, &pg) && pg.Code == "42501" { // insufficient privilege
-		role := schema.Quote(schema.Role(schemaName, kind))
-		return fmt.Errorf("%w: this command needs the role %s: grant it to the login, or use one that has it", err, role)
+		return fmt.Errorf("%w: this command needs the %s %s: grant %s to the login, or use one that has %s", err, word, role, it, it)
 	}
 	return err
 }
