@@ -71,6 +71,25 @@ func (e *PanicError) Error() string {
 	return fmt.Sprintf("consumer: the handler panicked: %v", e.Value)
 }
 
+// ErrRowsOpen is matched by the error of an event whose handler has left rows
+// (or the results of a batch) open, or has sent a statement while they were:
+// nothing more can be sent on the connection then, and nothing be committed. It
+// counts as rejected, see [Reject].
+var ErrRowsOpen = errors.New("consumer: the handler left rows open")
+
+type rowsOpenError struct{ err error } // err may be nil
+
+func (e *rowsOpenError) Error() string {
+	s := ErrRowsOpen.Error() + ", so that nothing more could be sent on its transaction: close the rows (or the batch's results) before the next statement and before returning"
+	if e.err != nil {
+		s += ": " + e.err.Error()
+	}
+	return s
+}
+
+func (e *rowsOpenError) Is(target error) bool { return target == ErrRowsOpen }
+func (e *rowsOpenError) Unwrap() error        { return e.err }
+
 // Reject marks a handler's error as lasting: trying again can't help, as when
 // the event contradicts what is in the database. A strict stream then parks
 // the event and what follows of its key until an operator has decided; a

@@ -310,11 +310,17 @@ func (b *batch) input(e *entry, rec *outbox.Record, partition int) Input {
 	if b.admitted {
 		forgotten = 0
 	}
+	now := b.now
+	if b.operator {
+		// It decides only what is parked, so what the consumer has believed, by a
+		// MaxAhead that the operator may not know.
+		now = time.Time{}
+	}
 	return Input{
 		Row: e.row, Forgotten: forgotten,
 		Truncated: b.truncated[Partition{rec.Topic, partition}],
 		Discarded: b.dead[positionOf(rec)] == discarded,
-		Policy:    s.Policy, Start: s.Start, Record: rec, Now: b.now, MaxAhead: b.g.cfg.MaxAhead,
+		Policy:    s.Policy, Start: s.Start, Record: rec, Now: now, MaxAhead: b.g.cfg.MaxAhead,
 	}
 }
 

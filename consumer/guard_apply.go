@@ -94,6 +94,11 @@ func (b *batch) handle(d Delivery) (err error) {
 		}
 	}()
 	err = b.h.Handle(b.ctx, b.tx, d)
+	// Looked at here and not where the next statement fails: that one is of
+	// another event, or of the guard.
+	if c := b.tx.Conn(); connBusy(err) || err == nil && c != nil && !c.IsClosed() && c.PgConn().IsBusy() {
+		return Reject(&rowsOpenError{err})
+	}
 	// By SQL a handler can still end the transaction. What it has committed then
 	// is no longer one with the guard, so trying again would only repeat it.
 	if c := b.tx.Conn(); c != nil && !c.IsClosed() && c.PgConn().TxStatus() == 'I' {

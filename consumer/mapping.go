@@ -46,6 +46,26 @@ func (m Mapping) read(p Partition, r KafkaRecord) (rec outbox.Record, err error)
 	return m(p, r)
 }
 
+// ErrMapping is matched by the error of a mapping that can't work as it is
+// configured. [Run] ends with it before it reads anything, or, where the mapping
+// is called by one of your own, at the first record that comes to it.
+var ErrMapping = errors.New("consumer: the mapping's configuration is wrong")
+
+// wrongMapping refuses everything, for a reason that is no record's.
+func wrongMapping(format string, args ...any) Mapping {
+	err := fmt.Errorf("%w: %s", ErrMapping, fmt.Sprintf(format, args...))
+	return func(Partition, KafkaRecord) (outbox.Record, error) { return outbox.Record{}, err }
+}
+
+// check asks the mapping: a function shows its configuration no other way. It
+// must answer anything, so also an empty record.
+func (m Mapping) check() error {
+	if _, err := m.read(Partition{}, KafkaRecord{}); errors.Is(err, ErrMapping) {
+		return err
+	}
+	return nil
+}
+
 // byOffset makes a position of what Kafka itself counts, for records of others,
 // which carry none that a guard could go by:
 //
@@ -93,7 +113,13 @@ type CloudEventsConfig struct {
 //
 // The key is Kafka's, and may be missing. An id that is no UUID is made one,
 // the same each time, of source and id. Extension attributes become headers.
+//
+// A configuration that can't work ends [Run] with an error that matches
+// [ErrMapping].
 func CloudEvents(cfg CloudEventsConfig) Mapping {
+	if cfg.Life < 0 || cfg.Life >= maxLife {
+		return wrongMapping("CloudEventsConfig.Life is %d, want 0 to %d", cfg.Life, maxLife-1)
+	}
 	return func(p Partition, r KafkaRecord) (outbox.Record, error) {
 		for _, h := range r.Headers {
 			if strings.EqualFold(h.Key, "ce_fencekey") {
@@ -188,10 +214,6 @@ func (f *foreign) time(v string) {
 // place gives the record its position by offset. A record without a key is in
 // a stream of its own, with its partition as the key.
 func (f *foreign) place(life int64) {
-	if life < 0 || life >= maxLife {
-		f.fail("life", fmt.Sprintf("of the mapping is %d, want 0 to %d", life, maxLife-1))
-		return
-	}
 	stream, epoch, err := byOffset(f.p, f.r, life)
 	if err != nil && f.err == nil {
 		f.err = err

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -33,8 +34,12 @@ type DebeziumConfig struct {
 // and records of the relay and of Debezium can be mixed in one topic. docs/consuming.md
 // has the connector's settings.
 //
-// A record in our wire format is read as by [Wire].
+// A record in our wire format is read as by [Wire]. A configuration that can't
+// work ends [Run] with an error that matches [ErrMapping].
 func Debezium(cfg DebeziumConfig) Mapping {
+	if wrong := cfg.check(); len(wrong) > 0 {
+		return wrongMapping("%s", strings.Join(wrong, "; "))
+	}
 	header := func(column string) string {
 		return strings.ToLower(cmp.Or(cfg.Names[column], column))
 	}
@@ -65,6 +70,40 @@ func Debezium(cfg DebeziumConfig) Mapping {
 		d.rest(rec)
 		return f.rec, f.err
 	}
+}
+
+// check says everything that is wrong.
+func (cfg *DebeziumConfig) check() (wrong []string) {
+	if cfg.Life < 0 || cfg.Life >= maxLife {
+		wrong = append(wrong, fmt.Sprintf("DebeziumConfig.Life is %d, want 0 to %d", cfg.Life, maxLife-1))
+	}
+	columns := debeziumColumns()
+	for _, c := range slices.Sorted(maps.Keys(cfg.Names)) {
+		switch {
+		case !slices.Contains(columns, c):
+			wrong = append(wrong, fmt.Sprintf("DebeziumConfig.Names has the column %.100q, which is none: there are %s", c, strings.Join(columns, ", ")))
+		case cfg.Names[c] == "":
+			wrong = append(wrong, fmt.Sprintf("DebeziumConfig.Names has no header for the column %q: leave it out where the header is named like the column", c))
+		}
+	}
+	by := map[string]string{}
+	for _, c := range columns {
+		h := strings.ToLower(cmp.Or(cfg.Names[c], c))
+		if other, twice := by[h]; twice {
+			wrong = append(wrong, fmt.Sprintf("DebeziumConfig.Names reads the columns %q and %q from one header, %.100q", other, c, h))
+		}
+		by[h] = c
+	}
+	return wrong
+}
+
+// debeziumColumns lists what is read from a header: the columns, and the id.
+func debeziumColumns() []string {
+	columns := []string{"id"}
+	for _, c := range strings.Split(DebeziumColumns, ",") {
+		columns = append(columns, strings.TrimSuffix(c, ":header"))
+	}
+	return columns
 }
 
 // DebeziumColumns are the outbox's columns that [Debezium] reads from headers,
@@ -138,9 +177,9 @@ func (d *debezium) own(rec *outbox.Record) {
 
 // rest keeps the headers that are no columns.
 func (d *debezium) rest(rec *outbox.Record) {
-	columns := map[string]bool{d.header("id"): true}
-	for _, c := range strings.Split(DebeziumColumns, ",") {
-		columns[d.header(strings.TrimSuffix(c, ":header"))] = true
+	columns := map[string]bool{}
+	for _, c := range debeziumColumns() {
+		columns[d.header(c)] = true
 	}
 	var rest []outbox.Header
 	for name, v := range d.cols {

@@ -1,12 +1,14 @@
 package consumer_test
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fenceline/fenceline/consumer"
 	"github.com/fenceline/fenceline/outbox"
@@ -299,5 +301,55 @@ func TestDebeziumsRecordsWithoutOurColumnsAreQuarantinedUnlessOffsetsAreToDo(t *
 		if d := read(consumer.DebeziumConfig{ByOffset: true}, spoil(good)); d.Malformed == nil {
 			t.Errorf("%s: taken as %s", name, d.Position())
 		}
+	}
+}
+
+func TestAMappingThatCannotWorkIsRefusedBeforeAnythingIsRead(t *testing.T) {
+	// No server is there: it is refused before one is asked.
+	pool, err := pgxpool.New(t.Context(), "postgres://127.0.0.1:1/none")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	for want, m := range map[string]consumer.Mapping{
+		"CloudEventsConfig.Life is -1":             consumer.CloudEvents(consumer.CloudEventsConfig{Life: -1}),
+		"CloudEventsConfig.Life is 1024":           consumer.CloudEvents(consumer.CloudEventsConfig{Life: 1024}),
+		"DebeziumConfig.Life is 1024":              consumer.Debezium(consumer.DebeziumConfig{Life: 1024}),
+		`the column "tokn", which is none`:         consumer.Debezium(consumer.DebeziumConfig{Names: map[string]string{"tokn": "fencing-token"}}),
+		`no header for the column "token"`:         consumer.Debezium(consumer.DebeziumConfig{Names: map[string]string{"token": ""}}),
+		`the columns "epoch" and "token" from`:     consumer.Debezium(consumer.DebeziumConfig{Names: map[string]string{"token": "Epoch"}}),
+		`"epoch" and "token" from one header, "x"`: consumer.Debezium(consumer.DebeziumConfig{Names: map[string]string{"token": "x", "epoch": "X"}}),
+	} {
+		err := consumer.Run(t.Context(), pool, newMemory("t").source(), consumer.Config{Name: "c", Mapping: m}, consumer.HandlerFunc(nil))
+		if !errors.Is(err, consumer.ErrMapping) || !strings.Contains(err.Error(), want) {
+			t.Errorf("want %s: %v", want, err)
+		}
+	}
+	for _, m := range []consumer.Mapping{
+		consumer.CloudEvents(consumer.CloudEventsConfig{Life: 1023}),
+		consumer.Debezium(consumer.DebeziumConfig{Life: 1023, Names: map[string]string{"token": "fencing-token", "id": "event-id"}}),
+	} {
+		if d := m.Delivery(consumer.Partition{Topic: "t"}, consumer.KafkaRecord{}); errors.Is(d.Malformed, consumer.ErrMapping) {
+			t.Error(d.Malformed)
+		}
+	}
+}
+
+// A mapping of one's own doesn't show at the start what it calls for some topics.
+func TestAMappingThatCannotWorkEndsRunAndQuarantinesNothingWhereAnotherCallsIt(t *testing.T) {
+	b := newBench(t)
+	log := newMemory("t")
+	log.publish(events("t", "a", 1, 3)...)
+	cfg := b.config()
+	wrong := consumer.CloudEvents(consumer.CloudEventsConfig{Life: -1})
+	cfg.Mapping = func(p consumer.Partition, r consumer.KafkaRecord) (outbox.Record, error) {
+		if p.Topic == "t" {
+			return wrong(p, r)
+		}
+		return consumer.Wire(p, r)
+	}
+	b.failsWith(log, cfg, consumer.ErrMapping)
+	if got := b.one("select count(*)::text from fenceline.quarantine"); got != "0" {
+		t.Errorf("%s in quarantine", got)
 	}
 }

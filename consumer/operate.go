@@ -37,6 +37,8 @@ type OperatorConfig struct {
 	Schema string
 	// Mapping is the consumer's. Defaults to [Wire].
 	Mapping Mapping
+	// MaxAhead is the consumer's. Defaults to 24 hours.
+	MaxAhead time.Duration
 }
 
 // Note is who does something, and why. Both are required, and are audited with
@@ -66,7 +68,7 @@ func (e *RefusedError) Is(target error) bool { return target == ErrRefused }
 // NewOperator checks that the schema is there and that this library and it go
 // together.
 func NewOperator(ctx context.Context, pool *pgxpool.Pool, cfg OperatorConfig) (*Operator, error) {
-	g, err := NewGuard(GuardConfig{Consumer: cfg.Consumer, Schema: cfg.Schema, Mapping: cfg.Mapping})
+	g, err := NewGuard(GuardConfig{Consumer: cfg.Consumer, Schema: cfg.Schema, Mapping: cfg.Mapping, MaxAhead: cfg.MaxAhead})
 	if err != nil {
 		return nil, err
 	}
@@ -75,6 +77,27 @@ func NewOperator(ctx context.Context, pool *pgxpool.Pool, cfg OperatorConfig) (*
 	}
 	return &Operator{pool, g, newOperatorStatements(g.cfg.Schema)}, nil
 }
+
+// ErrUnknown is matched by what [Operator.Known] says of a consumer that has
+// never read anything.
+var ErrUnknown = errors.New("consumer: no such consumer")
+
+// Known is nil where the consumer has ever read something into this schema.
+// Where it has not, every list is empty, which would look as if all were well:
+// the error, which matches ErrUnknown, says so.
+func (o *Operator) Known(ctx context.Context) error {
+	var known bool
+	switch err := o.pool.QueryRow(ctx, o.sql.known, o.guard.cfg.Consumer).Scan(&known); {
+	case err != nil:
+		return fmt.Errorf("consumer: look for %q: %w", o.guard.cfg.Consumer, err)
+	case !known:
+		return fmt.Errorf("%w: %q has never read anything into schema %s of this database: check its name (that of consumer.Config) and the database", ErrUnknown, o.guard.cfg.Consumer, o.guard.cfg.Schema)
+	}
+	return nil
+}
+
+// errLooked rolls back what was only tried.
+var errLooked = errors.New("consumer: only looked at")
 
 // act does something to a stream under its guard's lock, and audits it, in one
 // transaction. f gives the lines of the audit.

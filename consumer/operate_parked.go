@@ -2,6 +2,7 @@ package consumer
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/fenceline/fenceline/outbox"
@@ -131,7 +132,59 @@ type Adopted struct {
 // everything between it and the guard. It only goes forwards, and can't be
 // taken back: publish again what is missing first (relay republish), wherever
 // the outbox still has it.
-func (o *Operator) Adopt(ctx context.Context, key StreamKey, epoch, seq int64, note Note) (out Adopted, err error) {
+//
+// A position that nothing speaks for is refused, since a guard that is too far
+// ahead refuses every honest event of the key from then on:
+//
+//   - an epoch that lies further ahead of the consumer's database clock than
+//     OperatorConfig.MaxAhead, unless a record of it is parked;
+//   - where records of the epoch are parked, and all that came of it did fit, a
+//     seq that is more than one behind the highest of them;
+//   - else a seq that is more than 2^30 behind the highest known one.
+func (o *Operator) Adopt(ctx context.Context, key StreamKey, epoch, seq int64, note Note) (Adopted, error) {
+	return o.adopt(ctx, key, epoch, seq, note, false)
+}
+
+// CanAdopt says what [Operator.Adopt] would give up, or why it refuses. It
+// changes nothing, but needs the same role.
+func (o *Operator) CanAdopt(ctx context.Context, key StreamKey, epoch, seq int64) (Adopted, error) {
+	out, err := o.adopt(ctx, key, epoch, seq, Note{"nobody", "only looked at"}, true)
+	if errors.Is(err, errLooked) {
+		err = nil
+	}
+	return out, err
+}
+
+// farAhead is how far behind what is known of an epoch a seq may lie that no
+// record speaks for.
+const farAhead = 1 << 30
+
+// plausible says why (epoch, seq) can't be believed to come; "" if it can.
+func (b *batch) plausible(parkedOf string, e *entry, epoch, seq int64) (why string, err error) {
+	var is bool
+	var highest int64
+	if err := b.tx.QueryRow(b.ctx, parkedOf, b.g.cfg.Consumer, e.Stream, e.Key, epoch).Scan(&is, &highest); err != nil {
+		return "", fmt.Errorf("consumer: looking for what is parked of %s: %w", e.StreamKey, err)
+	}
+	if !is && absurd(Input{Record: &outbox.Record{Epoch: epoch}, Now: b.now, MaxAhead: b.g.cfg.MaxAhead}) {
+		return fmt.Sprintf("the epoch is more than %v ahead of the database's clock (%d), and nothing of it is parked: every honest event of the key would be refused from then on", b.g.cfg.MaxAhead, b.now.UnixMicro()), nil
+	}
+	if row := e.row; epoch == row.Epoch {
+		highest = max(highest, row.Seq)
+		if n := len(row.Missed); n > 0 {
+			highest = max(highest, row.Missed[n-1].To-1)
+		}
+	}
+	switch {
+	case is && !e.epochs.Contains(epoch) && seq > highest+1:
+		return fmt.Sprintf("the highest seq that was seen of that epoch is %d: adopt %d at most", highest, highest+1), nil
+	case seq > highest+farAhead:
+		return fmt.Sprintf("the highest seq that is known of that epoch is %d, and nothing speaks for one so far behind it", highest), nil
+	}
+	return "", nil
+}
+
+func (o *Operator) adopt(ctx context.Context, key StreamKey, epoch, seq int64, note Note, look bool) (out Adopted, err error) {
 	err = o.act(ctx, "adopt", key, note, func(b *batch, e *entry) ([]AuditEntry, error) {
 		refuse := func(format string, args ...any) ([]AuditEntry, error) {
 			return nil, &RefusedError{"adopt", fmt.Sprintf("%s %d/%d", key, epoch, seq), fmt.Sprintf(format, args...)}
@@ -149,6 +202,18 @@ func (o *Operator) Adopt(ctx context.Context, key StreamKey, epoch, seq int64, n
 		case epoch == row.Epoch && row.EndSeq != 0 && seq > row.EndSeq:
 			return refuse("the life ends with seq %d", row.EndSeq)
 		}
+		if why, err := b.plausible(o.sql.parkedOf, e, epoch, seq); err != nil {
+			return nil, err
+		} else if why != "" {
+			return refuse("%s", why)
+		}
+		out = Adopted{
+			From: Position{key, row.Epoch, row.Seq, outbox.KindData},
+			To:   Position{key, epoch, seq, outbox.KindData},
+		}
+		if look {
+			return nil, errLooked
+		}
 		after := adopt(row, epoch, seq)
 		e.row, e.changed = after, true
 		if after.Reached() {
@@ -159,10 +224,6 @@ func (o *Operator) Adopt(ctx context.Context, key StreamKey, epoch, seq int64, n
 		unblock(e)
 		if err := b.goOn(e); err != nil {
 			return nil, err
-		}
-		out = Adopted{
-			From: Position{key, row.Epoch, row.Seq, outbox.KindData},
-			To:   Position{key, epoch, seq, outbox.KindData},
 		}
 		from := int64(1)
 		if epoch == row.Epoch {

@@ -92,6 +92,20 @@ func (o *Operator) AcceptTruncation(ctx context.Context, p Partition, note Note)
 // closed key was swept since the change can't be seen here and is what the
 // operator vouches for.
 func (o *Operator) AcceptTopic(ctx context.Context, topic string, partitions int, ends map[int]int64, note Note) error {
+	return o.acceptTopic(ctx, topic, partitions, ends, note, false)
+}
+
+// CanAcceptTopic says why [Operator.AcceptTopic] refuses, or nil. It changes
+// nothing, but needs the same role.
+func (o *Operator) CanAcceptTopic(ctx context.Context, topic string, partitions int, ends map[int]int64) error {
+	err := o.acceptTopic(ctx, topic, partitions, ends, Note{"nobody", "only looked at"}, true)
+	if errors.Is(err, errLooked) {
+		return nil
+	}
+	return err
+}
+
+func (o *Operator) acceptTopic(ctx context.Context, topic string, partitions int, ends map[int]int64, note Note, look bool) error {
 	if err := note.check("accept_topic"); err != nil {
 		return err
 	}
@@ -141,6 +155,9 @@ func (o *Operator) AcceptTopic(ctx context.Context, topic string, partitions int
 			case !states[i].empty:
 				return refuse("something of partition %d is parked: see relay inbox parked list", id)
 			}
+		}
+		if look {
+			return errLooked
 		}
 		if _, err := tx.Exec(ctx, o.sql.pin, o.guard.cfg.Consumer, topic, partitions); err != nil {
 			return fmt.Errorf("consumer: pinning %q: %w", topic, err)

@@ -17,9 +17,10 @@ const (
 )
 
 type operatorStatements struct {
+	known                                                                                   string
 	audit, audits                                                                           string
 	blockedList, parkedList, deadList, quarantineList, parkedFull, deadFull, quarantineFull string
-	guardRow, partitionList, unfail, parkedEnd, parkedAt, eraseParked                       string
+	guardRow, partitionList, unfail, parkedEnd, parkedOf, parkedAt, eraseParked             string
 	deadRow, deadAt, retryDead, discardDead, eraseDead                                      string
 	quarantinedRow, retryQuarantined, discardQuarantined, eraseQuarantined                  string
 	truncatedAt, accept, recheckAll, pinned, topicState, pin                                string
@@ -28,6 +29,9 @@ type operatorStatements struct {
 func newOperatorStatements(name string) operatorStatements {
 	x := func(template string) string { return schema.Expand(template, name) }
 	return operatorStatements{
+		known: x(`
+select exists (select from @schema@.consumer_stream where consumer = $1) or exists (select from @schema@.consumer_offset where consumer = $1)
+    or exists (select from @schema@.consumer_topic where consumer = $1) or exists (select from @schema@.quarantine where consumer = $1)`),
 		audit: x(`
 insert into @schema@.consumer_audit (consumer, action, who, reason, stream, key, epoch, from_seq, to_seq, topic, partition, from_offset, to_offset, detail)
 values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14::jsonb)`),
@@ -78,6 +82,7 @@ update @schema@.parked set reason = 'gap', updated_at = clock_timestamp()
 		parkedEnd: x(`
 select exists (select from @schema@.parked
                 where consumer = $1 and stream = $2 and key = $3 and epoch = $4 and seq between $5 and $6 and kind = 'end')`),
+		parkedOf: x(`select count(*) > 0, coalesce(max(seq), 0) from @schema@.parked where consumer = $1 and stream = $2 and key = $3 and epoch = $4`),
 		parkedAt: x(`select kind, topic, partition, kafka_offset, headers, kafka_key, value, timestamp_ms, size::int8 from @schema@.parked` + atStored),
 		eraseParked: x(`
 update @schema@.parked set value = null, headers = $7, size = $8, reason = 'failing', error = 'what it said was erased by an operator',

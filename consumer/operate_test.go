@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -201,6 +202,66 @@ func TestAnAdoptedPositionIsTheNextAndTheRestIsGivenUp(t *testing.T) {
 	if got := l.audited(); got != "adopt anna ticket 7 0/2-4" {
 		t.Fatalf("audited: %s", got)
 	}
+}
+
+func TestAPositionThatNothingSpeaksForIsNotAdopted(t *testing.T) {
+	l := newLab(t, consumer.GuardConfig{})
+	op := l.operator()
+	l.apply(ev(0, 1, 1), ev(0, 1, 5), ev(0, 1, 6))
+	ahead := time.Now().Add(48 * time.Hour).UnixMicro()
+	for _, c := range []struct {
+		epoch, seq int64
+		reason     string
+	}{
+		{1 << 62, 1, "ahead of the database's clock"},
+		{ahead, 1, "ahead of the database's clock"},
+		{life, 1 << 61, "adopt 7 at most"},
+		{life, 8, "adopt 7 at most"},
+		{life + 1, 1 << 61, "nothing speaks for"}, // no record of it was seen
+	} {
+		_, err := op.Adopt(t.Context(), stream, c.epoch, c.seq, note)
+		refused(t, err, c.reason)
+		_, err = op.CanAdopt(t.Context(), stream, c.epoch, c.seq)
+		refused(t, err, c.reason)
+	}
+	for _, at := range [][2]int64{{life, 7}, {life + 1, 1000}, {time.Now().UnixMicro(), 1}} {
+		out, err := op.CanAdopt(t.Context(), stream, at[0], at[1])
+		ok(t, err)
+		if out.From.Epoch != life || out.From.Seq != 1 || out.To.Epoch != at[0] || out.To.Seq != at[1] {
+			t.Errorf("%+v", out)
+		}
+	}
+	l.at("0/1/1 {} gap")
+	if got := l.audited(); got != "" {
+		t.Errorf("what was only looked at is audited: %s", got)
+	}
+	patient, err := consumer.NewOperator(t.Context(), l.role("operator"), consumer.OperatorConfig{Consumer: l.cfg.Consumer, MaxAhead: 72 * time.Hour})
+	ok(t, err)
+	_, err = patient.CanAdopt(t.Context(), stream, ahead, 1)
+	ok(t, err)
+	_, err = op.Adopt(t.Context(), stream, life, 7, note)
+	ok(t, err)
+	l.at("0/1/6 {[2,7)} free")
+}
+
+// A consumer that believes in epochs so far ahead has parked one: that speaks
+// for it, whatever the operator's own limit is.
+func TestAnEpochOfWhichSomethingIsParkedIsAdoptedHoweverFarAheadItIs(t *testing.T) {
+	l := newLab(t, consumer.GuardConfig{MaxAhead: 100 * 24 * time.Hour})
+	at := time.Now().Add(48*time.Hour).UnixMicro() - life
+	l.apply(ev(0, 1, 1), ev(at, 1, 2))
+	_, err := l.operator().Adopt(t.Context(), stream, life+at, 2, note)
+	ok(t, err)
+}
+
+func TestAConsumerThatHasNeverReadAnythingIsNotKnown(t *testing.T) {
+	l := newLab(t, consumer.GuardConfig{})
+	op := l.operator()
+	if err := op.Known(t.Context()); !errors.Is(err, consumer.ErrUnknown) || !strings.Contains(err.Error(), `"c" has never read anything`) {
+		t.Errorf("%v", err)
+	}
+	l.apply(ev(0, 1, 1))
+	ok(t, op.Known(t.Context()))
 }
 
 // X19. The token that was applied last is of the old life, and nothing is

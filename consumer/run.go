@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -86,6 +87,7 @@ type runner struct {
 	handler Handler
 	offsets *offsets
 	poked   chan struct{} // there may be a dead letter to hand out
+	exited  *atomic.Pointer[Position]
 	log     *slog.Logger
 }
 
@@ -94,9 +96,10 @@ func newRunner(pool *pgxpool.Pool, cfg Config, h Handler) (*runner, error) {
 	if err != nil {
 		return nil, err
 	}
+	exited := new(atomic.Pointer[Position])
 	return &runner{
-		pool: pool, cfg: cfg, guard: g,
-		handler: bounded{h, cfg.HandlerTimeout},
+		pool: pool, cfg: cfg, guard: g, exited: exited,
+		handler: bounded{h, cfg.HandlerTimeout, exited},
 		offsets: newOffsets(cfg.Schema, cfg.Name),
 		poked:   make(chan struct{}, 1),
 		log:     cfg.Logger.With("consumer", cfg.Name),
@@ -123,11 +126,20 @@ func (r *runner) generation(ctx context.Context, gen Generation) error {
 	}
 	start := func(p *partition, run func(*partition, context.Context) error) {
 		work.Go(func() {
+			returned := false
+			defer func() {
+				// A handler has called runtime.Goexit. (A panic comes by here too, and
+				// ends the process right after.)
+				if !returned {
+					stop(&fatalError{r.errExited()})
+				}
+			}()
 			// What can't go on ends everything: the error is for whoever runs the
 			// process.
 			if err := run(p, reading); err != nil && !errors.Is(err, errStopped) {
 				stop(err)
 			}
+			returned = true
 		})
 	}
 	if err := on(Assignment{}, r.log).pin(reading); err != nil {

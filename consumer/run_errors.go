@@ -56,8 +56,22 @@ func passing(err error, lost bool) bool {
 		// ends the connection with it.
 		return pg.Severity == "FATAL" && refusedLogin(err) == nil
 	}
+	if connBusy(err) {
+		return false
+	}
 	var connect *pgconn.ConnectError
 	return lost || errors.As(err, &connect) || pgconn.SafeToRetry(err)
+}
+
+// connBusy tells whether a statement was refused because the answer to the one
+// before it is not read to its end. The driver calls that safe to retry, since
+// nothing was sent; but the code that left it open leaves it open again.
+func connBusy(err error) bool {
+	var lock interface {
+		error
+		SafeToRetry() bool
+	}
+	return errors.As(err, &lock) && lock.Error() == "conn busy"
 }
 
 // AccessError says that the database refuses this login something that no

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -128,6 +129,16 @@ func TestOneEventsFailureNeverTouchesItsNeighboursWhateverItLooksLike(t *testing
 		"a statement that hangs":    func(ctx context.Context, tx pgx.Tx) error { _, err := tx.Exec(ctx, "select pg_sleep(60)"); return err },
 		"a handler that commits":    func(ctx context.Context, tx pgx.Tx) error { return tx.Commit(ctx) },
 		"a handler that rolls back": func(ctx context.Context, tx pgx.Tx) error { return tx.Rollback(ctx) },
+		"rows that are left open":   leaveRowsOpen,
+		"a statement while rows are open": func(ctx context.Context, tx pgx.Tx) error {
+			rows, err := tx.Query(ctx, "select generate_series(1, 3)")
+			if err != nil {
+				return err
+			}
+			defer rows.Close()
+			_, err = tx.Exec(ctx, "select 1")
+			return err
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t)
@@ -150,6 +161,52 @@ func TestOneEventsFailureNeverTouchesItsNeighboursWhateverItLooksLike(t *testing
 			}
 		})
 	}
+}
+
+// leaveRowsOpen reads the first row of several, and says that all went well.
+func leaveRowsOpen(ctx context.Context, tx pgx.Tx) error {
+	rows, err := tx.Query(ctx, "select generate_series(1, 3)")
+	if err != nil {
+		return err
+	}
+	var n int
+	rows.Next()
+	return rows.Scan(&n)
+}
+
+func TestTheErrorOfAHandlerThatLeavesRowsOpenNamesTheEventAndTheRemedy(t *testing.T) {
+	l := newLab(t, consumer.GuardConfig{})
+	ds := l.deliver(evs(0, 1, 3)...)
+	err := l.tx(func(ctx context.Context, tx pgx.Tx) error {
+		_, err := l.guard.Apply(ctx, tx, ds, consumer.HandlerFunc(func(ctx context.Context, tx pgx.Tx, d consumer.Delivery) error {
+			if d.Seq == 2 {
+				return leaveRowsOpen(ctx, tx)
+			}
+			return nil
+		}))
+		return err
+	})
+	var h *consumer.HandlerError
+	if !errors.As(err, &h) || h.Delivery.Seq != 2 || !errors.Is(err, consumer.ErrRowsOpen) || !consumer.IsRejected(err) || !strings.Contains(err.Error(), "close the rows") {
+		t.Errorf("%v", err)
+	}
+}
+
+func TestAHandlerThatEndsItsGoroutineEndsRunWithAnErrorThatNamesTheEvent(t *testing.T) {
+	b := newBench(t)
+	log := newMemory("t")
+	log.publish(events("t", "a", 1, 3)...)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	err := consumer.Run(ctx, b.pool, log.source(), b.config(), b.failing("a", 2, func(context.Context, pgx.Tx) error {
+		runtime.Goexit()
+		return nil
+	}))
+	if !errors.Is(err, consumer.ErrExited) || !strings.Contains(err.Error(), event("t", "a", 2).Key) || !strings.Contains(err.Error(), "t.Fatal") {
+		t.Fatalf("Run: %v", err)
+	}
+	b.want("")
+	b.eventually("its connection is given back", func() bool { return b.pool.Stat().AcquiredConns() == 0 })
 }
 
 func TestAPassingFailureIsTriedForAsLongAsItTakesAndNeverDeadLettered(t *testing.T) {

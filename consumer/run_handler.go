@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -35,18 +37,46 @@ func (e *HandlerTimeoutError) Unwrap() error { return e.Err }
 // must stand or fall with the guard.
 var ErrNotYours = errors.New("consumer: a handler must neither commit nor roll back the transaction that it was given: return nil or an error instead")
 
+// ErrExited is matched by the error with which [Run] ends when a handler (or
+// another function of the configuration) has ended its goroutine instead of
+// returning: by runtime.Goexit, as t.Fatal and t.FailNow of package testing do.
+// Nothing of its transaction was committed. Return an error instead.
+var ErrExited = errors.New("consumer: a handler has ended its goroutine (runtime.Goexit, as t.Fatal does) instead of returning")
+
+// errExited names the event, where one is known.
+func (r *runner) errExited() error {
+	if at := r.exited.Load(); at != nil {
+		return fmt.Errorf("%w: that of %s; return an error, and call t.Fatal where the test waits", ErrExited, *at)
+	}
+	return fmt.Errorf("%w: the mapping, the observer or the sink of dead letters", ErrExited)
+}
+
 // bounded is a handler whose context ends, and whose transaction isn't its own.
 type bounded struct {
 	Handler
 	timeout time.Duration
+	exited  *atomic.Pointer[Position] // is told of the event whose handler didn't return
 }
 
 // Handle implements Handler.
-func (b bounded) Handle(ctx context.Context, tx pgx.Tx, d Delivery) error {
+func (b bounded) Handle(ctx context.Context, tx pgx.Tx, d Delivery) (err error) {
 	hctx, cancel := context.WithTimeout(ctx, b.timeout)
 	defer cancel()
 	lent := &lentTx{Tx: tx}
-	err := b.Handler.Handle(hctx, lent, d)
+	returned := false
+	defer func() {
+		if returned {
+			return
+		}
+		if v := recover(); v != nil {
+			err = &PanicError{Value: v, Stack: debug.Stack()}
+			return
+		}
+		at := d.Position() // neither returned nor panicked: the goroutine exits
+		b.exited.Store(&at)
+	}()
+	err = b.Handler.Handle(hctx, lent, d)
+	returned = true
 	switch {
 	case ended(hctx) && ctx.Err() == nil:
 		// Also when it says that it has succeeded: by then the server may have

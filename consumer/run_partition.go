@@ -144,6 +144,9 @@ func (p *partition) consume(reading context.Context, f Fetched) error {
 		c := chunk{deliveries: make([]Delivery, len(recs)), from: p.offset, next: recs[len(recs)-1].Offset + 1}
 		for i, r := range recs {
 			d := p.cfg.Mapping.Delivery(p.assigned.Partition, r)
+			if errors.Is(d.Malformed, ErrMapping) {
+				return &fatalError{d.Malformed} // every record would be quarantined for it
+			}
 			if d.Malformed == nil && isByOffset(d.Stream) && p.cfg.stream(d.Stream).Policy == Strict {
 				return &fatalError{errPolicy(d.Stream)}
 			}

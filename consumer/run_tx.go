@@ -100,8 +100,15 @@ func (p *partition) inTx(work func(ctx context.Context, tx pgx.Tx, last *pgx.Bat
 	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.cfg.CommitTimeout)
 	defer cancel()
 	conn := tx.Conn()
+	returned := false
+	defer func() {
+		if !returned { // a panic, or a runtime.Goexit: nothing else would end the transaction
+			_ = tx.Rollback(ending)
+		}
+	}()
 	var last pgx.Batch
 	err = work(ctx, tx, &last)
+	returned = true
 	if err == nil {
 		err = seal(ctx, tx, &last, mark)
 	}

@@ -3,6 +3,7 @@ package fencing
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -13,8 +14,9 @@ import (
 // Batch collects what a commit of one round trip writes. It is no transaction:
 // nothing can be read. outbox.Append takes it like one.
 type Batch struct {
-	q      queue
-	queued []statement
+	q       queue
+	queued  []statement
+	lending lending
 }
 
 // Gate says which gate the batch will pass.
@@ -22,8 +24,10 @@ func (b *Batch) Gate() Pass { return b.q.Gate() }
 
 // Queue adds a statement. Statements run in the order of their adding. Their
 // results are not seen, and what an update found does not stop the ones behind
-// it; only an error does, and it is a [*StatementError]. A statement that begins
-// or ends a transaction is ErrMisuse.
+// it; only an error does, and it is a [*StatementError]. With a statement that
+// begins or ends a transaction (ErrMisuse), or an empty one (an [*InvalidError]),
+// nothing is sent. After build has returned it is too late: it is lost, and logged
+// as an error.
 func (b *Batch) Queue(sql string, args ...any) { b.q.Queue(sql, args...) }
 
 // SetResult puts a small result, at most 8 KiB, into the receipt. A replay gets
@@ -80,13 +84,23 @@ func (f *Fences) member(pos Position, content Content, timeout time.Duration, bu
 		return nil, err
 	}
 	b := &Batch{}
-	b.q = *f.queue(pos, content.Step, &b.queued)
-	if err := build(b); err != nil {
+	b.lending.queued = &b.queued
+	b.q = *f.queue(pos, content.Step, &b.lending)
+	if err := b.build(build); err != nil {
 		return nil, err
 	}
 	m := &member{gate: Gate{pos, content}, timeout: timeout, batch: b, done: make(chan struct{})}
 	m.alone = slices.ContainsFunc(b.queued, func(s statement) bool { return changesSettings(s.sql) })
 	return m, nil
+}
+
+func (b *Batch) build(build func(b *Batch) error) error {
+	defer func() { _ = b.lending.end() }() // also behind a panic
+	err := build(b)
+	if refused := b.lending.end(); err == nil && refused != nil {
+		return fmt.Errorf("fencing: commit of %q: nothing was sent: %w", b.q.pass.Key, refused)
+	}
+	return err
 }
 
 func (m *member) connectError(err error) error {

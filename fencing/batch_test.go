@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net"
+	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -174,12 +175,22 @@ func TestABatchCannotEndItsOwnTransaction(t *testing.T) {
 	a := w.worker("a")
 	lease := a.acquire("k")
 	for _, sql := range []string{"rollback", "/* innocent */ commit", "rollback and chain", "commit and chain"} {
-		_, err := lease.CommitBatch(ctx, content(sql, "x"), func(b *fencing.Batch) error {
-			b.Queue(sql)
-			b.Queue("insert into public.result values ('k', 'behind')")
-			return nil
-		})
-		w.is(err, fencing.ErrMisuse)
+		ends := func(step string, queue func(b *fencing.Batch)) error {
+			_, err := lease.CommitBatch(ctx, content(step+sql, "x"), func(b *fencing.Batch) error {
+				queue(b)
+				b.Queue("insert into public.result values ('k', 'behind')")
+				return nil
+			})
+			w.is(err, fencing.ErrMisuse)
+			return err
+		}
+		_ = ends("openly ", func(b *fencing.Batch) { b.Queue(sql) })
+		if n := value[int](w, "select count(*) from fenceline.receipt where step like 'openly%'"); n > 0 {
+			t.Errorf("%s was sent", sql)
+		}
+		if err := ends("", func(b *fencing.Batch) { b.Queue("select 1", disguised(sql)) }); !strings.Contains(err.Error(), "NOT written") {
+			t.Errorf("%s: %v", sql, err)
+		}
 	}
 }
 

@@ -117,14 +117,14 @@ func TestACallbackThatEndsItsTransactionIsToldSo(t *testing.T) {
 	_, err := lease.Commit(ctx, content("rolled back", "x"), func(ctx context.Context, tx fencing.Tx) error {
 		w.is(tx.Commit(ctx), fencing.ErrMisuse)
 		w.is(tx.Rollback(ctx), fencing.ErrMisuse)
-		_, err := tx.Exec(ctx, "rollback")
+		_, err := tx.Conn().Exec(ctx, "rollback")
 		return err
 	})
 	w.is(err, fencing.ErrMisuse)
 	w.wantWritten("k", written{})
 	// What it committed by itself is committed; the retry says so.
 	_, err = lease.Commit(ctx, content("committed", "x"), func(ctx context.Context, tx fencing.Tx) error {
-		_, err := tx.Exec(ctx, "commit")
+		_, err := tx.Conn().Exec(ctx, "commit")
 		return err
 	})
 	w.is(err, fencing.ErrMisuse)

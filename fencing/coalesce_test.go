@@ -145,7 +145,7 @@ func TestWhoeverEndsTheTransactionLeavesTheOthersNoFalseReceipt(t *testing.T) {
 	lease := a.acquire("k")
 	got := a.together(lease, batchOf(lease, "before", "x"), func() (fencing.Receipt, error) {
 		return lease.CommitBatch(ctx, content("ends", "x"), func(b *fencing.Batch) error {
-			b.Queue("rollback")
+			b.Queue("select 1", disguised("rollback"))
 			return nil
 		})
 	})

@@ -75,6 +75,7 @@ type session struct {
 
 	conn   *pgxpool.Conn
 	queued []statement
+	close  []func() // what is called when the transaction has ended
 }
 
 // commit returns as many receipts as there are gates, with an error too.
@@ -86,6 +87,11 @@ func (s *session) commit(ctx context.Context, fn func(ctx context.Context, txs [
 		return receipts, connectError(s.key(), err)
 	}
 	defer s.conn.Release() // a connection that is still in a transaction is closed by the pool
+	defer func() {
+		for _, c := range s.close {
+			c()
+		}
+	}()
 	at, refusedAt, err := s.enter(ctx)
 	if err != nil {
 		s.rollback()
@@ -103,11 +109,12 @@ func (s *session) commit(ctx context.Context, fn func(ctx context.Context, txs [
 		s.rollback()
 		return receipts, fmt.Errorf("fencing: commit of %q: %w", s.key(), err)
 	}
+	mine := len(s.queued)
 	check := s.check()
 	o := s.f.finish(ctx, s.conn.Conn(), s.queued)
 	s.rollback()
 	if o.fate == refused && o.at == check && slices.Contains([]string{"22012", "FL007"}, code(o.err)) {
-		return receipts, fmt.Errorf("fencing: commit of %q: %w", s.key(), errNotSame)
+		return receipts, fmt.Errorf("fencing: commit of %q: %w", s.key(), notSame(mine))
 	}
 	err = o.explain(s.gates[0], s.queued, 0, len(s.queued))
 	switch o.fate {
@@ -173,9 +180,11 @@ func (s *session) run(ctx context.Context, fn func(ctx context.Context, txs []Tx
 	if lost() {
 		return fmt.Errorf("fencing: commit of %q: nothing was written: %w", s.key(), context.Cause(s.lease))
 	}
+	lending := &lending{queued: &s.queued}
 	returned := false
 	defer func() {
 		if !returned {
+			_ = lending.end()
 			s.rollback()
 		}
 	}()
@@ -188,10 +197,15 @@ func (s *session) run(ctx context.Context, fn func(ctx context.Context, txs []Tx
 	}
 	txs := make([]Tx, len(s.gates))
 	for i, g := range s.gates {
-		txs[i] = &tx{s.conn.Conn(), s.f.queue(g.Position, g.Content.Step, &s.queued)}
+		t := s.f.tx(s.conn.Conn(), g, lending)
+		txs[i], s.close = t, append(s.close, t.close)
 	}
 	err := fn(ctx, txs)
 	returned = true
+	refused := lending.end()
+	if err == nil && refused != nil {
+		err = fmt.Errorf("fencing: commit of %q: nothing was written: %w", s.key(), refused)
+	}
 	if lost() {
 		return fmt.Errorf("fencing: commit of %q: nothing was written: %w", s.key(), errors.Join(context.Cause(s.lease), err))
 	}
@@ -213,13 +227,25 @@ func (s *session) ended() error {
 	case 'E':
 		return ErrRolledBack
 	default:
-		return &wrappedError{"the callback ended the transaction itself: whether its writes are committed is for a retry to tell", ErrMisuse, nil}
+		return &wrappedError{"the callback ended the transaction itself" + notWritten(len(s.queued)), ErrMisuse, nil}
 	}
 }
 
-// errNotSame is what a callback is told that has run rollback and begin behind
-// our back.
-var errNotSame = &wrappedError{"the callback ended the transaction and began another: nothing of it was committed, and what it wrote before is for a retry to tell", ErrMisuse, nil}
+// notSame is what a callback is told that has run rollback and begin behind our
+// back.
+func notSame(queued int) error {
+	return &wrappedError{"the callback ended the transaction and began another, of which nothing was committed" + notWritten(queued), ErrMisuse, nil}
+}
+
+// notWritten says what is lost with a transaction that was ended before COMMIT:
+// a retry by itself is no remedy, since the receipt may be committed without what
+// was queued.
+func notWritten(queued int) string {
+	if queued == 0 {
+		return ": what it wrote before may be committed, and the step with it; a retry tells, as replayed"
+	}
+	return fmt.Sprintf(": %d queued statements (events, the result) were NOT written; what was written before may be committed, and the step with it: then a retry is answered as replayed and does not bring them, so commit them under a step of their own", queued)
+}
 
 // check has the pass looked at again with COMMIT: after rollback and begin the
 // server reports an open transaction, as if nothing had been. append and
@@ -251,6 +277,6 @@ func (f *Fences) rollback(conn *pgxpool.Conn) {
 	}
 }
 
-func (f *Fences) queue(p Position, step string, queued *[]statement) *queue {
-	return &queue{pass: Pass{Schema: f.cfg.Schema, Key: p.Key, Epoch: p.Epoch, Token: p.Token, Step: step}, sql: &f.sql, queued: queued}
+func (f *Fences) queue(p Position, step string, l *lending) *queue {
+	return &queue{Pass{Schema: f.cfg.Schema, Key: p.Key, Epoch: p.Epoch, Token: p.Token, Step: step}, f, l}
 }

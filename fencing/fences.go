@@ -102,9 +102,12 @@ type Fences struct {
 	wake     chan struct{}       // tells it that a lease was added or is gone
 }
 
+// errNoPool is the answer where there is nothing to connect with.
+var errNoPool = &InvalidError{"pool", "is nil: make one with pgxpool.New, and look at its error"}
+
 // New checks that the schema is there, that this library and it go together,
 // and that database and server keep what they acknowledge: else it refuses,
-// with a [*SettingError]. It starts nothing: leases are renewed in the
+// with a [*SettingError]. An argument that can't be used is an [*InvalidError]. It starts nothing: leases are renewed in the
 // background from the first Acquire to the last Release.
 //
 // The pool stays the caller's. A login needs the role fenceline_producer. A
@@ -112,6 +115,9 @@ type Fences struct {
 // what pgx prepares, so let it prepare nothing (default_query_exec_mode=exec or
 // cache_describe in the connection string), or the pooler carry that along.
 func New(ctx context.Context, pool *pgxpool.Pool, cfg Config) (*Fences, error) {
+	if pool == nil {
+		return nil, errNoPool
+	}
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
 		return nil, err

@@ -23,6 +23,17 @@ func TestNewRefusesAServerThatCanLoseWhatItAcknowledged(t *testing.T) {
 	}
 }
 
+func TestAPoolThatIsNilIsNamedWhereItIsGiven(t *testing.T) {
+	t.Parallel()
+	_, newErr := fencing.New(ctx, nil, fencing.Config{})
+	_, operatorErr := fencing.NewOperator(ctx, nil, "")
+	for _, err := range []error{newErr, operatorErr} {
+		if e, ok := errors.AsType[*fencing.InvalidError](err); !ok || e.Field != "pool" {
+			t.Error(err)
+		}
+	}
+}
+
 func TestNewSaysWhatIsMissing(t *testing.T) {
 	t.Parallel()
 	empty := pgtest.Pool(t)

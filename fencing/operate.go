@@ -23,6 +23,9 @@ type Operator struct {
 // NewOperator checks that the schema (empty for "fenceline") is there and that
 // this library and it go together.
 func NewOperator(ctx context.Context, pool *pgxpool.Pool, name string) (*Operator, error) {
+	if pool == nil {
+		return nil, errNoPool
+	}
 	if name == "" {
 		name = schema.Default
 	}

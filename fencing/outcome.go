@@ -208,7 +208,7 @@ func (o outcome) explain(g Gate, sent []statement, first, end int) error {
 		return fmt.Errorf("fencing: commit of %q: %w", key, ErrRolledBack)
 	case ended:
 		if o.at >= first && o.at < end {
-			return &wrappedError{fmt.Sprintf("fencing: commit of %q step %q: the queued statement %q ended the transaction: whether anything is committed is for a retry without it to tell", key, step, sent[o.at].sql), ErrMisuse, nil}
+			return &wrappedError{fmt.Sprintf("fencing: commit of %q step %q: the queued statement %q ended the transaction: what was queued behind it (events too) was NOT written; what was before it may be committed, and the step with it: then a retry is answered as replayed and does not bring the rest, so commit that under a step of its own", key, step, sent[o.at].sql), ErrMisuse, nil}
 		}
 		return &wrappedError{fmt.Sprintf("fencing: commit of %q step %q: %v (a statement of another commit in the same transaction has ended it)", key, step, ErrUnknownOutcome), ErrUnknownOutcome, nil}
 	case unknown:

@@ -5,7 +5,6 @@ import (
 
 	"github.com/fenceline/fenceline/internal/gate"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // Pass says which gate a transaction has passed.
@@ -14,6 +13,14 @@ type Pass = gate.Pass
 // Tx is a transaction that has passed the gate. It is a pgx.Tx for the
 // business rows; its Commit and Rollback refuse, since the transaction ends
 // with the callback. A nested Begin is a savepoint; it cannot shed the lock.
+//
+// A statement that begins or ends a transaction is not sent: it is ErrMisuse,
+// and fails the commit. Savepoints are allowed. What gets past that, on Conn say,
+// is found at the end; then what was queued is not written.
+//
+// When the callback has returned, everything answers with an error that matches
+// ErrMisuse and pgx.ErrTxClosed, and Conn and LargeObjects give nothing: the
+// connection does other work. What Conn gave before is not to be kept.
 type Tx interface {
 	pgx.Tx
 	// Gate says which gate it has passed.
@@ -21,7 +28,9 @@ type Tx interface {
 	// Queue puts a statement into the round trip of COMMIT. Its result is not
 	// seen; its error fails the commit, and is a [*StatementError]. It runs after
 	// everything that the callback did, and a savepoint that is rolled back does
-	// not take it back.
+	// not take it back. An empty statement (an [*InvalidError]) and one that begins
+	// or ends a transaction (ErrMisuse) fail the commit without being sent. After
+	// the callback nothing can be queued: it is lost, and logged as an error.
 	Queue(sql string, args ...any)
 	// SetResult puts a small result, at most 8 KiB, into the receipt, in the
 	// round trip of COMMIT. A replay gets it back.
@@ -37,59 +46,27 @@ var errOwned = &wrappedError{"fencing: the transaction ends with the callback: r
 // tx is a transaction on a connection of its own, begun in the same round trip
 // as the gate (which pgx's own Begin could not share).
 type tx struct {
-	conn *pgx.Conn
+	lent
 	*queue
-}
-
-// queue is what a transaction that has passed a gate takes along with COMMIT.
-// Several gates share the list of statements.
-type queue struct {
-	pass   Pass
-	sql    *statements
-	queued *[]statement
+	large pgx.Tx // what LargeObjects has made; nil for none
 }
 
 var _ Tx = (*tx)(nil)
 
-func (q *queue) Gate() Pass { return q.pass }
-func (q *queue) Queue(sql string, args ...any) {
-	*q.queued = append(*q.queued, statement{sql: sql, args: args})
+func (f *Fences) tx(conn *pgx.Conn, g Gate, l *lending) *tx {
+	return &tx{lent: lent{conn, conn, l}, queue: f.queue(g.Position, g.Content.Step, l)}
 }
-func (q *queue) SetResult(result []byte) error {
-	if err := validateResult(result); err != nil {
+
+func (t *tx) Commit(context.Context) error { return t.owned() }
+func (t *tx) Rollback(context.Context) error {
+	return t.owned()
+}
+
+func (t *tx) owned() error {
+	if err := t.lent.open(); err != nil {
 		return err
 	}
-	q.Queue(q.sql.setResult, q.pass.Key, q.pass.Epoch, q.pass.Token, q.pass.Step, result)
-	return nil
-}
-func (t *tx) Conn() *pgx.Conn              { return t.conn }
-func (t *tx) Commit(context.Context) error { return errOwned }
-func (t *tx) Rollback(context.Context) error {
 	return errOwned
-}
-
-func (t *tx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
-	return t.conn.Exec(ctx, sql, args...)
-}
-
-func (t *tx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	return t.conn.Query(ctx, sql, args...)
-}
-
-func (t *tx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	return t.conn.QueryRow(ctx, sql, args...)
-}
-
-func (t *tx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
-	return t.conn.SendBatch(ctx, b)
-}
-
-func (t *tx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, src pgx.CopyFromSource) (int64, error) {
-	return t.conn.CopyFrom(ctx, table, columns, src)
-}
-
-func (t *tx) Prepare(ctx context.Context, name, sql string) (*pgconn.StatementDescription, error) {
-	return t.conn.Prepare(ctx, name, sql)
 }
 
 // Begin makes a savepoint.
@@ -98,21 +75,85 @@ func (t *tx) Begin(ctx context.Context) (pgx.Tx, error) {
 	if err != nil {
 		return nil, err
 	}
-	return inner.Begin(ctx)
+	return begin(ctx, inner, &t.lent)
 }
 
 // LargeObjects is for callbacks that use PostgreSQL's large objects.
 func (t *tx) LargeObjects() pgx.LargeObjects {
-	inner, err := t.native(context.Background())
-	if err != nil {
+	if t.lent.open() != nil {
 		return pgx.LargeObjects{}
 	}
-	return inner.LargeObjects()
+	if t.large == nil {
+		inner, err := t.native(context.Background())
+		if err != nil {
+			return pgx.LargeObjects{}
+		}
+		t.large = inner
+	}
+	return t.large.LargeObjects()
+}
+
+// close has large objects that were kept answer pgx.ErrTxClosed, which only
+// pgx's own transaction can tell them. It must come when the real one has ended:
+// this "commit" is not sent, since its context is over.
+func (t *tx) close() {
+	if t.large == nil {
+		return
+	}
+	over, cancel := context.WithCancel(context.Background())
+	cancel()
+	_ = t.large.Commit(over) // the error that it was not sent
 }
 
 // native gives pgx's own transaction type over the transaction that is open
 // already, for what only it can make. Its begin is a statement that does
-// nothing, and its commit is never called.
+// nothing, and so would its commit be.
 func (t *tx) native(ctx context.Context) (pgx.Tx, error) {
-	return t.conn.BeginTx(ctx, pgx.TxOptions{BeginQuery: "select"})
+	if err := t.lent.open(); err != nil {
+		return nil, err
+	}
+	return t.conn.BeginTx(ctx, pgx.TxOptions{BeginQuery: "select", CommitQuery: "select"})
+}
+
+// savepoint is a nested transaction of a callback.
+type savepoint struct {
+	lent
+	inner pgx.Tx
+}
+
+var _ pgx.Tx = (*savepoint)(nil)
+
+// begin makes a savepoint within outer, whose pgx transaction is inner.
+func begin(ctx context.Context, inner pgx.Tx, outer *lent) (pgx.Tx, error) {
+	if err := outer.open(); err != nil {
+		return nil, err
+	}
+	nested, err := inner.Begin(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return &savepoint{lent{nested, outer.conn, outer.lending}, nested}, nil
+}
+
+func (s *savepoint) Begin(ctx context.Context) (pgx.Tx, error) { return begin(ctx, s.inner, &s.lent) }
+
+func (s *savepoint) Commit(ctx context.Context) error {
+	if err := s.open(); err != nil {
+		return err
+	}
+	return s.inner.Commit(ctx)
+}
+
+func (s *savepoint) Rollback(ctx context.Context) error {
+	if err := s.open(); err != nil {
+		return err
+	}
+	return s.inner.Rollback(ctx)
+}
+
+func (s *savepoint) LargeObjects() pgx.LargeObjects {
+	if s.open() != nil {
+		return pgx.LargeObjects{}
+	}
+	return s.inner.LargeObjects()
 }

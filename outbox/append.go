@@ -51,7 +51,8 @@ var ErrNoPass = errors.New("outbox: the transaction has not passed the gate")
 // Events are checked at once: an [*InvalidEventError] says what could not be
 // published, and then none of the call was appended. The statement itself runs
 // with COMMIT where tx can queue, and else at once; a transaction without the
-// pass gives ErrNoPass.
+// pass gives ErrNoPass. One that has ended with its callback, and a batch that was
+// built, give an error that matches pgx.ErrTxClosed, and nothing was appended.
 func Append(ctx context.Context, tx Tx, events ...Event) error {
 	pass := tx.Gate()
 	checked := make([]Event, len(events))
@@ -98,6 +99,9 @@ func appendTopic(ctx context.Context, tx Tx, pass Pass, topic string, events []E
 	sql := schema.Expand(gate.AppendSQL, pass.Schema)
 	if q, ok := tx.(queuer); ok {
 		q.Queue(sql, call)
+		if call.Refused != nil {
+			return fmt.Errorf("outbox: append to %q: %w", topic, call.Refused)
+		}
 		return nil
 	}
 	x, ok := tx.(executer)

@@ -58,18 +58,36 @@ type WakerConfig struct {
 	Logger *slog.Logger
 }
 
+// WakerError is returned by [NewWaker] for an argument that it can't work with.
+type WakerError struct {
+	// Field is the argument at fault.
+	Field string
+	// Reason says what is wrong and what to do.
+	Reason string
+}
+
+// Error implements error.
+func (e *WakerError) Error() string { return fmt.Sprintf("outbox: waker: %s %s", e.Field, e.Reason) }
+
 // NewWaker makes a Waker that takes a connection of pool for each NOTIFY. It
 // sends nothing before the first Wake. The pool stays the caller's; close the
-// Waker first. A login needs no right for it.
+// Waker first. A login needs no right for it. An argument that can't be used is a
+// [*WakerError].
 func NewWaker(pool *pgxpool.Pool, cfg WakerConfig) (*Waker, error) {
+	if pool == nil {
+		return nil, &WakerError{"pool", "is nil: make one with pgxpool.New, and look at its error"}
+	}
 	if cfg.Schema == "" {
 		cfg.Schema = schema.Default
 	}
 	if err := schema.Validate(cfg.Schema); err != nil {
-		return nil, fmt.Errorf("outbox: %w", err)
+		return nil, &WakerError{"schema", fmt.Sprintf("cannot be used: %v", err)}
 	}
-	if cfg.Interval < 0 || cfg.Timeout < 0 {
-		return nil, fmt.Errorf("outbox: waker: interval %v, timeout %v: use positive durations, or leave them out for the defaults", cfg.Interval, cfg.Timeout)
+	if cfg.Interval < 0 {
+		return nil, &WakerError{"interval", fmt.Sprintf("is %v: use a positive duration, or leave it out for the default", cfg.Interval)}
+	}
+	if cfg.Timeout < 0 {
+		return nil, &WakerError{"timeout", fmt.Sprintf("is %v: use a positive duration, or leave it out for the default", cfg.Timeout)}
 	}
 	if cfg.Interval == 0 {
 		cfg.Interval = 5 * time.Millisecond

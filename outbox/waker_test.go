@@ -156,10 +156,20 @@ func TestAClosedWakerIsSilentAndAFailingOneBlocksNobody(t *testing.T) {
 	for _, c := range conns {
 		c.Release()
 	}
-	if _, err := outbox.NewWaker(b.pool, outbox.WakerConfig{Schema: `x"; drop`}); err == nil {
-		t.Error("a schema that injects is accepted")
-	}
-	if _, err := outbox.NewWaker(b.pool, outbox.WakerConfig{Interval: -1}); err == nil {
-		t.Error("a negative interval is accepted")
+}
+
+func TestAWakerThatCannotWorkIsRefusedWhereItIsMade(t *testing.T) {
+	t.Parallel()
+	pool := newBed(t).pool
+	for field, build := range map[string]func() (*outbox.Waker, error){
+		"pool":     func() (*outbox.Waker, error) { return outbox.NewWaker(nil, outbox.WakerConfig{}) },
+		"schema":   func() (*outbox.Waker, error) { return outbox.NewWaker(pool, outbox.WakerConfig{Schema: `x"; drop`}) },
+		"interval": func() (*outbox.Waker, error) { return outbox.NewWaker(pool, outbox.WakerConfig{Interval: -1}) },
+		"timeout":  func() (*outbox.Waker, error) { return outbox.NewWaker(pool, outbox.WakerConfig{Timeout: -1}) },
+	} {
+		w, err := build()
+		if e, ok := errors.AsType[*outbox.WakerError](err); !ok || e.Field != field || w != nil {
+			t.Errorf("%s: %v", field, err)
+		}
 	}
 }

@@ -29,6 +29,19 @@ func inboxHelp(_ context.Context, args []string, stdout, stderr io.Writer) error
 	return group("relay inbox", "parked, dead, quarantine, partition, topic and audit", inboxUsage, args, stdout, stderr)
 }
 
+// inboxGroup is "relay inbox parked" and the like: what there is below it.
+func inboxGroup(name, summary string, below ...string) config.Command {
+	last := len(below) - 1
+	list := below[last]
+	if last > 0 {
+		list = strings.Join(below[:last], ", ") + " and " + list
+	}
+	usage := fmt.Sprintf("Usage:\n  relay inbox %s %s [flags]\n\n\"relay inbox %s %s -help\" prints the flags of %s, and so on.\n", name, strings.Join(below, "|"), name, below[0], below[0])
+	return config.Command{Name: "inbox " + name, Summary: summary, Run: func(_ context.Context, args []string, stdout, stderr io.Writer) error {
+		return group("relay inbox "+name, list, usage, args, stdout, stderr)
+	}}
+}
+
 func inboxCommands() []config.Command {
 	return []config.Command{
 		{Name: "inbox parked list", Summary: "list the streams of a consumer that stand", Run: parkedList},
@@ -52,6 +65,11 @@ func inboxCommands() []config.Command {
 		{Name: "inbox partition accept", Summary: "give up what went unread of a partition", Run: partitionAccept},
 		{Name: "inbox topic accept", Summary: "read on with another number of partitions", Run: inboxTopicAccept},
 		{Name: "inbox audit", Summary: "list what operators did to a consumer", Run: inboxAudit},
+		inboxGroup("parked", "list the inbox parked commands", "list", "show", "retry", "discard", "adopt", "erase"),
+		inboxGroup("dead", "list the inbox dead commands", "list", "show", "retry", "discard", "erase"),
+		inboxGroup("quarantine", "list the inbox quarantine commands", "list", "show", "retry", "admit", "discard", "erase"),
+		inboxGroup("partition", "list the inbox partition commands", "list", "accept"),
+		inboxGroup("topic", "list the inbox topic commands", "accept"),
 		{Name: "inbox", Summary: "list the inbox commands", Run: inboxHelp},
 	}
 }
@@ -124,6 +142,9 @@ func (i *inbox) run(ctx context.Context, s *config.Set, args []string, stdout io
 	}
 	defer pool.Close()
 	op, err := consumer.NewOperator(ctx, pool, consumer.OperatorConfig{Consumer: i.consumer, Schema: i.postgres.Schema})
+	if err == nil {
+		err = op.Known(ctx) // else a name that is mistyped would find everything in order
+	}
 	if err == nil {
 		err = f(op)
 	}

@@ -192,12 +192,13 @@ func parkedAdopt(ctx context.Context, args []string, stdout, _ io.Writer) error 
 		}, thePosition,
 		func(i *inbox, op *consumer.Operator) error {
 			if !giveUp {
-				g, err := op.Guard(ctx, i.stream)
+				// Whether it can be done at all comes before whether it is meant.
+				would, err := op.CanAdopt(ctx, i.stream, int64(i.epoch), int64(i.seq))
 				if err != nil {
 					return err
 				}
 				return fmt.Errorf("nothing was changed: this would give up everything of %s behind epoch %d, seq %d and before epoch %d, seq %d. Publish it again first: relay republish; if the outbox has it no more, repeat this with -give-up",
-					theStream(i), g.Epoch, g.Seq, i.epoch, i.seq)
+					theStream(i), would.From.Epoch, would.From.Seq, i.epoch, i.seq)
 			}
 			_, err := op.Adopt(ctx, i.stream, int64(i.epoch), int64(i.seq), i.note())
 			return err

@@ -107,6 +107,10 @@ func inboxTopicAccept(ctx context.Context, args []string, stdout, _ io.Writer) e
 				return &config.UsageError{Err: fmt.Errorf("relay inbox topic accept: -ends: %w", err)}
 			}
 			if !swept {
+				// Whether it can be done at all comes before whether it is meant.
+				if err := op.CanAcceptTopic(ctx, topic, partitions, ends); err != nil {
+					return err
+				}
 				return fmt.Errorf("nothing was changed: where a closed key was swept since the number of partitions changed, its last events could be overtaken by those of its next life, and nothing would show it. See that it is not so, and repeat this with -nothing-swept")
 			}
 			return op.AcceptTopic(ctx, topic, partitions, ends, i.note())

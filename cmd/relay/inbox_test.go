@@ -114,8 +114,8 @@ func (w *inboxWorld) do(env cmdtest.Env, code int, args string, texts ...string)
 
 func TestParkedStreamsAreListedShownAndDecidedAbout(t *testing.T) {
 	w := newInboxWorld(t)
-	w.do(w.reader, 0, "parked list", "no stream stands")
 	w.reads("s", nil, 1)
+	w.do(w.reader, 0, "parked list", "no stream stands")
 	w.reads("s", errors.New("no such account"), 2)
 	w.reads("s", nil, 3, 7, 9)
 	at := fmt.Sprintf(" -stream s -key a_key -epoch %d ", inboxEpoch)
@@ -153,9 +153,9 @@ func TestParkedStreamsAreListedShownAndDecidedAbout(t *testing.T) {
 
 func TestDeadLettersAndQuarantineAreListedShownAndDecidedAbout(t *testing.T) {
 	w := newInboxWorld(t)
+	w.reads("snap", nil, 1)
 	w.do(w.reader, 0, "dead list", "there are no dead letters")
 	w.do(w.reader, 0, "quarantine list", "the quarantine is empty")
-	w.reads("snap", nil, 1)
 	w.reads("snap", errors.New("no such account"), 2)
 	w.reads("snap", errors.New("no such account"), 3)
 	w.tx(func(ctx context.Context, tx pgx.Tx) error {
@@ -196,22 +196,27 @@ func TestDeadLettersAndQuarantineAreListedShownAndDecidedAbout(t *testing.T) {
 
 func TestWhatWentUnreadIsListedAndAccepted(t *testing.T) {
 	w := newInboxWorld(t)
-	w.do(w.reader, 0, "partition list", "the consumer has read nothing")
 	w.tx(func(ctx context.Context, tx pgx.Tx) error {
 		if err := w.guard.PinTopic(ctx, tx, "s", 1); err != nil {
 			return err
 		}
+		return nil
+	})
+	w.do(w.reader, 0, "partition list", "the consumer has read nothing")
+	w.tx(func(ctx context.Context, tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, "select fenceline.restart_partition('c', 's', 0, 30, true, 10, 20)")
 		return err
 	})
 	decided := " -who alice -why ticket_7"
 	w.do(w.reader, 0, "partition list", "s/0 is read up to offset 30", "offsets 10 to 20 went unread", "relay republish")
 	grow := "topic accept -topic s -partitions 3 -ends 0=30"
-	w.do(w.operator, 1, grow+decided, "-nothing-swept")
+	w.do(w.operator, 1, grow+decided, "went unread") // what can't be is not asked for
+	w.do(w.operator, 1, "topic accept -topic typo -partitions 3 -ends 0=30"+decided, "has not read it")
 	w.do(w.operator, 1, grow+" -nothing-swept"+decided, "went unread")
 	w.do(w.operator, 2, "topic accept -topic s -partitions 3 -ends x"+decided, "0=1200")
 	w.do(w.operator, 0, "partition accept -topic s -partition 0"+decided, "accepted: s/0")
 	w.do(w.operator, 0, "partition accept -topic s -partition 0"+decided, "not flagged any more")
+	w.do(w.operator, 1, grow+decided, "nothing was changed", "-nothing-swept")
 	w.do(w.operator, 0, grow+" -nothing-swept"+decided, `topic "s" with 3 partitions`)
 	w.do(w.reader, 0, "audit", "accept_topic", "offsets 10 to 20")
 }
@@ -227,8 +232,33 @@ func TestTheInboxCommandsRefuseWithTheRemedy(t *testing.T) {
 	w.do(w.operator, 2, "parked discard"+at+"-seq 2", "-why is missing")
 	w.do(w.operator[:1], 2, "parked list", "-consumer is missing")
 	w.do(w.operator, 2, "parked list stray", "unexpected argument")
-	w.do(w.operator, 2, "parked", "unknown command")
 	w.do(w.operator, 1, "parked show -stream s -key none", "has no guard")
 	w.do(w.operator, 1, "parked discard"+at+"-seq 1"+decided, "passed")
+	w.do(w.operator, 1, "parked adopt -stream s -key a_key -epoch 4611686018427387904 -seq 1"+decided, "ahead of the database's clock")
+	w.do(w.operator, 1, "parked adopt -stream s -key none -epoch 1 -seq 1"+decided, "nothing was read of the stream")
 	w.do(nil, 0, "-help", "relay inbox parked list|show|retry|discard|adopt|erase")
+}
+
+// Every list of a consumer that isn't there is empty, which must not look as if
+// all were well.
+func TestNoInboxCommandGivesTheAllClearForAConsumerThatHasNeverReadAnything(t *testing.T) {
+	w := newInboxWorld(t)
+	w.reads("s", nil, 1)
+	for _, c := range []string{"parked list", "dead list", "quarantine list", "partition list", "audit"} {
+		w.do(w.reader, 1, c+" -consumer typo", `"typo" has never read anything`, "check its name")
+	}
+	w.do(w.operator, 1, "parked retry -consumer typo -stream s -key a_key -who alice -why x", `"typo" has never read anything`)
+}
+
+func TestEachGroupOfInboxCommandsPrintsWhatIsBelowIt(t *testing.T) {
+	for name, below := range map[string]string{
+		"parked": "list|show|retry|discard|adopt|erase", "dead": "list|show|retry|discard|erase",
+		"quarantine": "list|show|retry|admit|discard|erase", "partition": "list|accept", "topic": "accept",
+	} {
+		usage := fmt.Sprintf("relay inbox %s %s [flags]", name, below)
+		want(t, cmdtest.Run(t, nil, "relay", "inbox", name, "-help"), 0, usage)
+		want(t, cmdtest.Run(t, nil, "relay", "inbox", name), 2, usage, "a command is missing")
+		last := below[strings.LastIndex(below, "|")+1:]
+		want(t, cmdtest.Run(t, nil, "relay", "inbox", name, "bogus"), 2, fmt.Sprintf("relay inbox %s: unknown command \"bogus\": there", name), last)
+	}
 }

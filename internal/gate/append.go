@@ -30,6 +30,11 @@ type Append struct {
 	ContentTypes []*string
 	Headers      []*string
 	Payloads     [][]byte
+
+	// Refused is why the call was not queued, set by the Queue that was given it:
+	// Queue returns nothing, and may be behind a wrapper of the caller's. Nil if it
+	// was.
+	Refused error
 }
 
 var _ pgx.QueryRewriter = (*Append)(nil)

@@ -1,0 +1,52 @@
+package sqltext_test
+
+import (
+	"testing"
+
+	"github.com/fenceline/fenceline/internal/sqltext"
+)
+
+func TestAStatementThatEndsTheTransactionIsToldFromOneThatDoesNot(t *testing.T) {
+	for sql, want := range map[string]bool{
+		"": false, ";": false, "--": false, "/*": false, "select 1": false, "endow": false, "committed": false, "end_all()": false, "select $1": false,
+		"savepoint s": false, "release s": false, "rollback to s": false, "ROLLBACK WORK TO SAVEPOINT s": false, "rollback transaction to s": false,
+		"prepare x as select 1": false, "insert into commit values (1)": false, "set transaction read only": false, "select 1; select 2": false,
+		"commit": true, "  Commit;": true, "; commit": true, "END": true, "abort": true, "begin": true, "start transaction": true,
+		"rollback": true, "rollback;": true, "rollback transaction": true, "rollback and chain": true, "rollback prepared 'x'": true,
+		"prepare transaction 'x'": true, "/* a */ -- b\ncommit prepared 'x'": true, "commit and chain": true,
+		"commit; begin": true, "begin; commit": true, "select 1; commit": true, "select 1; rollback to s; rollback": true,
+		"/* a /* b */ commit */ select 1": false, "/* a /* b */ */ commit": true, "-- a; commit": false, "-- a\rcommit": true,
+		"select '; commit'": false, "select 'it''s; commit'; select 1": false, "select 'a'; commit": true, `select 'a\'; commit`: true,
+		`select e'a\'; commit'`: false, `select E'a\\'; commit`: true, `select e'a''; commit'`: false, `select E'a''b'; commit`: true,
+		`select 1 as "; commit"`: false, `select 1 as "a""b"; commit`: true,
+		"select $$; commit$$": false, "select $a$; $$ commit; $b$ $a$; select 1": false, "select $a$ $a$; commit": true, "select $1; commit": true,
+		"do $$ begin perform 1; end $$": false, "do $$ begin perform 1; end $$; commit": true, "select a$b$; commit": true,
+		"create function f() returns int begin atomic select 1; select 2; end": false, "create procedure begin() language sql as 'select 1'; commit": true,
+	} {
+		if got := sqltext.EndsTransaction(sql); got != want {
+			t.Errorf("%q: %t, want %t", sql, got, want)
+		}
+	}
+}
+
+func TestATextWithoutAStatementIsEmpty(t *testing.T) {
+	for sql, want := range map[string]bool{
+		"": true, " \t\r\n\f\v": true, ";": true, " ; ;": true, "-- select 1": true, "/* select 1 */ ; -- x": true, "/*": true,
+		"select 1": false, "; select 1": false, "-- x\nselect 1": false, "'": false, "$1": false,
+	} {
+		if got := sqltext.Empty(sql); got != want {
+			t.Errorf("%q: %t, want %t", sql, got, want)
+		}
+	}
+}
+
+func FuzzNoTextIsReadForever(f *testing.F) {
+	for _, sql := range []string{"e'\\", "$a$", "/*/", "\"", "'", "create begin atomic", "\xff", "$"} {
+		f.Add(sql)
+	}
+	f.Fuzz(func(t *testing.T, sql string) {
+		if sqltext.Empty(sql) && sqltext.EndsTransaction(sql) {
+			t.Errorf("%q is empty and ends the transaction", sql)
+		}
+	})
+}
