@@ -37,6 +37,9 @@ type line struct {
 // commit waits for the member's answer. A context that ends takes it out of the
 // line as long as it has not been sent.
 func (q *line) commit(ctx context.Context, m *member) (Receipt, error) {
+	if ctx.Err() != nil { // else it could be sent before it is taken out again
+		return Receipt{}, m.connectError(context.Cause(ctx))
+	}
 	m.ctx = ctx
 	q.mu.Lock()
 	q.waiting = append(q.waiting, m)
