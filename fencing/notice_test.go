@@ -65,7 +65,9 @@ func (w *world) waitForStandbys() {
 			default:
 				if waits = value[bool](w, "select exists (select from pg_stat_activity where pid = $1 and wait_event = 'SyncRep')", pid); waits {
 					w.exec("select pg_cancel_backend($1)", pid)
-					<-done // with a warning, or without
+					if err := <-done; err != nil { // a warning is no error
+						w.Logf("the probe: %v", err)
+					}
 					return
 				}
 				continue
