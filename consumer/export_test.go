@@ -10,9 +10,6 @@ func SetIdleGrace(d time.Duration) (restore func()) {
 	return func() { idleGrace = was }
 }
 
-// EndsTransaction is endsTransaction.
-func EndsTransaction(sql string) bool { return endsTransaction(sql) }
-
 // Defaults is a configuration with every default filled in.
 func Defaults() (Config, error) {
 	c := Config{Name: "x"}

@@ -7,7 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/fenceline/fenceline/consumer"
+	"github.com/fenceline/fenceline/internal/sqltext"
 )
 
 // A transaction that was ended and another one begun in its place looks like the
@@ -93,7 +93,7 @@ func TestTheFirstWordTellsWhetherAStatementEndsTheTransaction(t *testing.T) {
 		"rollback": true, "rollback;": true, "rollback transaction": true, "rollback and chain": true, "rollback prepared 'x'": true,
 		"prepare transaction 'x'": true, "/* a */ -- b\ncommit prepared 'x'": true,
 	} {
-		if got := consumer.EndsTransaction(sql); got != want {
+		if got := sqltext.EndsTransaction(sql); got != want {
 			t.Errorf("%q: %t, want %t", sql, got, want)
 		}
 	}

@@ -5,13 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
-	"strings"
 	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/fenceline/fenceline/internal/sqltext"
+	"github.com/fenceline/fenceline/internal/unsent"
 )
 
 // HandlerTimeoutError says that a handler took longer than
@@ -95,9 +96,8 @@ func (b bounded) Handle(ctx context.Context, tx pgx.Tx, d Delivery) (err error) 
 
 // lentTx is the transaction as a handler sees it. Savepoints are allowed. A
 // statement that would end the transaction is refused before it is sent: what it
-// had committed could not be taken back. What gets past this (several statements
-// in one string, a function's own, a statement on Conn) is found at the end of
-// the batch, by the transaction's mark.
+// had committed could not be taken back. What gets past this (a function's own, a
+// statement on Conn) is found at the end of the batch, by the transaction's mark.
 type lentTx struct {
 	pgx.Tx
 	tried string // the statement that would have ended it
@@ -115,14 +115,14 @@ func (l *lentTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.Comm
 
 func (l *lentTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
 	if err := l.check(sql); err != nil {
-		return failedRows{err}, err
+		return unsent.Rows{Error: err}, err
 	}
 	return l.Tx.Query(ctx, sql, args...)
 }
 
 func (l *lentTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 	if err := l.check(sql); err != nil {
-		return failedRows{err}
+		return unsent.Rows{Error: err}
 	}
 	return l.Tx.QueryRow(ctx, sql, args...)
 }
@@ -130,83 +130,16 @@ func (l *lentTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row 
 func (l *lentTx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
 	for _, q := range b.QueuedQueries {
 		if err := l.check(q.SQL); err != nil {
-			return failedBatch{failedRows{err}, l}
+			return pgx.FailedBatchResults(b, err)
 		}
 	}
 	return l.Tx.SendBatch(ctx, b)
 }
 
 func (l *lentTx) check(sql string) error {
-	if !endsTransaction(sql) {
+	if !sqltext.EndsTransaction(sql) {
 		return nil
 	}
 	l.tried = sql
 	return ErrNotYours
 }
-
-// endsTransaction looks at how a statement begins.
-func endsTransaction(sql string) bool {
-	first, rest := word(sql)
-	switch first {
-	case "commit", "end", "abort", "begin", "start":
-		return true
-	case "prepare":
-		next, _ := word(rest)
-		return next == "transaction"
-	case "rollback":
-		next, rest := word(rest)
-		if next == "work" || next == "transaction" {
-			next, _ = word(rest)
-		}
-		return next != "to" // a savepoint
-	}
-	return false
-}
-
-// word is the first word of a statement in lower case, behind spaces and
-// comments, and what follows it.
-func word(sql string) (first, rest string) {
-	for {
-		sql = strings.TrimLeft(sql, " \t\r\n;")
-		switch {
-		case strings.HasPrefix(sql, "--"):
-			_, sql, _ = strings.Cut(sql, "\n")
-			continue
-		case strings.HasPrefix(sql, "/*"):
-			_, sql, _ = strings.Cut(sql, "*/")
-			continue
-		}
-		break
-	}
-	n := 0
-	for n < len(sql) && (sql[n]|0x20 >= 'a' && sql[n]|0x20 <= 'z' || sql[n] == '_') {
-		n++
-	}
-	return strings.ToLower(sql[:n]), sql[n:]
-}
-
-// failedRows is the answer to a statement that was not sent.
-type failedRows struct{ err error }
-
-func (f failedRows) Close()                                       {}
-func (f failedRows) Err() error                                   { return f.err }
-func (f failedRows) CommandTag() pgconn.CommandTag                { return pgconn.CommandTag{} }
-func (f failedRows) FieldDescriptions() []pgconn.FieldDescription { return nil }
-func (f failedRows) Next() bool                                   { return false }
-func (f failedRows) Scan(...any) error                            { return f.err }
-func (f failedRows) Values() ([]any, error)                       { return nil, f.err }
-func (f failedRows) RawValues() [][]byte                          { return nil }
-func (f failedRows) TypeMap() *pgtype.Map                         { return nil }
-func (f failedRows) Conn() *pgx.Conn                              { return nil }
-
-// failedBatch is the answer to a batch that was not sent.
-type failedBatch struct {
-	failedRows
-	tx pgx.Tx
-}
-
-func (f failedBatch) Exec() (pgconn.CommandTag, error) { return pgconn.CommandTag{}, f.err }
-func (f failedBatch) Query() (pgx.Rows, error)         { return f.failedRows, f.err }
-func (f failedBatch) QueryRow() pgx.Row                { return f.failedRows }
-func (f failedBatch) Close() error                     { return f.err }
-func (f failedBatch) Tx() pgx.Tx                       { return f.tx }

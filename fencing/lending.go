@@ -8,9 +8,9 @@ import (
 
 	"github.com/fenceline/fenceline/internal/gate"
 	"github.com/fenceline/fenceline/internal/sqltext"
+	"github.com/fenceline/fenceline/internal/unsent"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgtype"
 )
 
 // errOver is the answer of everything that a callback was given, once it has
@@ -149,14 +149,14 @@ func (l *lent) Exec(ctx context.Context, sql string, args ...any) (pgconn.Comman
 
 func (l *lent) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
 	if err := l.check(sql); err != nil {
-		return failedRows{err}, err
+		return unsent.Rows{Error: err}, err
 	}
 	return l.on.Query(ctx, sql, args...)
 }
 
 func (l *lent) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 	if err := l.check(sql); err != nil {
-		return failedRows{err}
+		return unsent.Rows{Error: err}
 	}
 	return l.on.QueryRow(ctx, sql, args...)
 }
@@ -193,17 +193,3 @@ func (l *lent) Conn() *pgx.Conn {
 	}
 	return l.conn
 }
-
-// failedRows is the answer to a statement that was not sent.
-type failedRows struct{ err error }
-
-func (f failedRows) Close()                                       {}
-func (f failedRows) Err() error                                   { return f.err }
-func (f failedRows) CommandTag() pgconn.CommandTag                { return pgconn.CommandTag{} }
-func (f failedRows) FieldDescriptions() []pgconn.FieldDescription { return nil }
-func (f failedRows) Next() bool                                   { return false }
-func (f failedRows) Scan(...any) error                            { return f.err }
-func (f failedRows) Values() ([]any, error)                       { return nil, f.err }
-func (f failedRows) RawValues() [][]byte                          { return nil }
-func (f failedRows) TypeMap() *pgtype.Map                         { return nil }
-func (f failedRows) Conn() *pgx.Conn                              { return nil }
