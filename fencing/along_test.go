@@ -128,19 +128,19 @@ func TestWhatTheGateTookAlongIsNamedAsTheCallThatItWas(t *testing.T) {
 // The setting is what the session has read from the file. Any value that is not
 // the recorded one has the file read again, so it neither keeps anybody out nor
 // hides another cluster. (A login that sets the recorded one by hand fools itself.)
-func TestTheSystemIdentifierInASettingIsNoMoreThanAMemory(t *testing.T) {
+func TestTheIdentityInASettingIsNoMoreThanAMemory(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	a := w.worker("a")
 	lease := a.acquire("k")
-	system := value[string](w, "select system_identifier::text from pg_control_system()")
+	system := value[string](w, "select c.system_identifier || '/' || d.oid from pg_control_system() c, pg_database d where d.datname = current_database()")
 	for i, before := range []string{"", "1", system, "nonsense"} {
-		_, err := a.pool.Exec(ctx, "select set_config('fenceline.system_identifier', $1, false)", before)
+		_, err := a.pool.Exec(ctx, "select set_config('fenceline.identity', $1, false)", before)
 		w.ok(err)
 		_, err = a.commit(lease.Position(), content(fmt.Sprint(i), "x"))
 		w.ok(err)
 		var now string
-		w.ok(a.pool.QueryRow(ctx, "select current_setting('fenceline.system_identifier')").Scan(&now))
+		w.ok(a.pool.QueryRow(ctx, "select current_setting('fenceline.identity')").Scan(&now))
 		if now != system {
 			t.Errorf("behind %q a commit leaves %q, want %s", before, now, system)
 		}
@@ -148,7 +148,7 @@ func TestTheSystemIdentifierInASettingIsNoMoreThanAMemory(t *testing.T) {
 	// A cluster that is not the recorded one, whatever the session says.
 	w.newIdentity("system_identifier = 1")
 	for _, says := range []string{"", system, "nonsense"} {
-		_, err := a.pool.Exec(ctx, "select set_config('fenceline.system_identifier', $1, false)", says)
+		_, err := a.pool.Exec(ctx, "select set_config('fenceline.identity', $1, false)", says)
 		w.ok(err)
 		_, err = a.commit(lease.Position(), content("says "+says, "x"))
 		w.is(err, fencing.ErrHistory)

@@ -86,6 +86,6 @@ const columns = `
 select c.oid, c.relname::text, a.attnum, a.attname::text
 from pg_catalog.pg_class c
 join pg_catalog.pg_namespace n on n.oid = c.relnamespace
-join pg_catalog.pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
+join pg_catalog.pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped and a.attgenerated = '' -- what is computed is not lost
 where n.nspname = $1::text and c.relkind in ('r', 'p') and not c.relispartition
 order by c.relname, a.attnum`

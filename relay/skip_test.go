@@ -1,12 +1,14 @@
 package relay
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fenceline/fenceline/outbox"
@@ -214,7 +216,8 @@ func TestAVerdictThatMakesNoMarkerCannotBeWritten(t *testing.T) {
 		"verdict = 'skipped', skip_from = 3, skip_to = 3, verdict_at = now()", "verdict = 'skipped', skip_from = 1, skip_to = 2, verdict_at = now()", "verdict = 'skipped', skip_from = 0, skip_to = 2, verdict_at = now()",
 		"verdict = 'skipped', skip_from = null, skip_to = null, verdict_at = now()", "verdict = 'skipped', skip_from = 2, skip_to = null, verdict_at = now()",
 	} {
-		if _, err := pool.Exec(bg, "update fenceline.outbox set "+set+" where seq = 2"); err == nil || !strings.Contains(err.Error(), "outbox_verdict") {
+		_, err := pool.Exec(bg, "update fenceline.outbox set "+set+" where seq = 2")
+		if refused := (*pgconn.PgError)(nil); !errors.As(err, &refused) || refused.ConstraintName != "outbox_verdict" {
 			t.Errorf("%s gives %v", set, err)
 		}
 	}
