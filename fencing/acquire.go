@@ -32,6 +32,14 @@ type LeaseConfig struct {
 	// Coalesce is how many commits of the batch shape that wait at the same
 	// time may share a transaction. 1 gives each its own. Defaults to 32.
 	Coalesce int
+	// CoalesceCallbacks is how many commits of the callback shape that wait at
+	// the same time may share a transaction: their callbacks run one after the
+	// other in it, and see what those before them have written. Where one fails,
+	// all are rolled back; the others run again, and the one again alone, so a
+	// callback runs more than once as a matter of course. A statement that changes
+	// settings (SET, set_config, …) has its callback run alone. For short
+	// callbacks of a hot key. Defaults to 1: each has its own.
+	CoalesceCallbacks int
 	// Holder overrides [Config.Holder]. Defaults to that.
 	Holder string
 	// PollEvery is how often, at the most, Campaign asks again: so late it can
@@ -77,6 +85,9 @@ func (c LeaseConfig) withDefaults(f Config) LeaseConfig {
 	if c.Coalesce == 0 {
 		c.Coalesce = 32
 	}
+	if c.CoalesceCallbacks == 0 {
+		c.CoalesceCallbacks = 1
+	}
 	if c.Holder == "" {
 		c.Holder = f.Holder
 	}
@@ -119,6 +130,8 @@ func (c LeaseConfig) validate() error {
 		return &InvalidError{"time for a successor", fmt.Sprintf("is %v, want 1 ms to 24 h", c.ReserveFor)}
 	case c.Coalesce < 0:
 		return &InvalidError{"coalesce", fmt.Sprintf("is %d, want 1 or more commits", c.Coalesce)}
+	case c.CoalesceCallbacks < 0:
+		return &InvalidError{"coalesce callbacks", fmt.Sprintf("is %d, want 1 or more commits", c.CoalesceCallbacks)}
 	case len(c.Holder) > 255 || !validText(c.Holder):
 		return &InvalidError{"holder", "is not 1 to 255 bytes of UTF-8"}
 	}

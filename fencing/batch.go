@@ -39,8 +39,9 @@ func (b *Batch) SetResult(result []byte) error { return b.q.SetResult(result) }
 // COMMIT are sent together. build runs once, before anything is sent, and only
 // fills the batch; when it returns an error, that is the answer.
 //
-// A deadline of ctx ends the wait for a connection. The batch contains COMMIT,
-// so from sending it on Config.CommitTimeout takes its place; a wait for the
+// A deadline of ctx ends the wait for a connection, and for others of this
+// process that commit under the key: two of them at a time are at the server. The
+// batch contains COMMIT, so from sending it on Config.CommitTimeout takes its place; a wait for the
 // fence is part of that. Answers are Commit's.
 func (f *Fences) CommitBatch(ctx context.Context, pos Position, content Content, build func(b *Batch) error) (Receipt, error) {
 	if err := f.notInside(ctx, "commit of", pos.Key); err != nil {
@@ -50,15 +51,27 @@ func (f *Fences) CommitBatch(ctx context.Context, pos Position, content Content,
 	if err != nil {
 		return Receipt{}, err
 	}
+	if err := f.inTurn(ctx, m); err != nil {
+		return Receipt{}, err
+	}
+	return f.followed(ctx, m.gate, m.receipt, m.err)
+}
+
+// inTurn commits a member by itself, when it is its key's turn. With an error
+// nothing was sent; else the member has its answer.
+func (f *Fences) inTurn(ctx context.Context, m *member) error {
+	giveBack, err := f.turns.take(ctx, m.gate.Position.Key)
+	if err != nil {
+		return m.connectError(err)
+	}
+	defer giveBack() // also behind a panic, of an argument's own encoder
 	conn, err := f.pool.Acquire(ctx)
 	if err != nil {
-		return Receipt{}, m.connectError(err)
+		return m.connectError(err)
 	}
-	func() {
-		defer conn.Release() // an argument's own encoder may panic
-		f.commitMembers(ctx, conn, []*member{m})
-	}()
-	return f.followed(ctx, m.gate, m.receipt, m.err)
+	defer conn.Release()
+	f.commitMembers(ctx, conn, []*member{m})
+	return nil
 }
 
 // member is one commit of the batch shape: alone in its transaction, or with
@@ -68,10 +81,16 @@ type member struct {
 	timeout time.Duration
 	batch   *Batch
 
+	fn    func(ctx context.Context, tx Tx) error // of the callback shape, which has no batch
+	lease context.Context                        // whose trust ends the callback
+	baton chan baton                             // has it run
+
 	ctx   context.Context
 	tries int           // in company
 	alone bool          // goes without company
 	done  chan struct{} // closed when the answer is there
+
+	gone bool // the callback has panicked: nobody waits for the answer
 
 	at       time.Time
 	receipt  Receipt

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
+
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // A hot key's commits are a serial chain: each waits for the fence, and so for
@@ -23,10 +25,12 @@ const (
 	coalesceTries = 2
 )
 
-// line is the queue of a lease. It runs while somebody waits in it.
+// line is the queue of a lease, for commits of one shape. It runs while somebody
+// waits in it.
 type line struct {
-	f   *Fences
-	max int // members of a transaction
+	f    *Fences
+	max  int                                                                                       // members of a transaction
+	send func(ctx context.Context, conn *pgxpool.Conn, members []*member) (o outcome, culprit int) // commitMembers or commitCallbacks
 
 	mu      sync.Mutex
 	waiting []*member
@@ -48,18 +52,23 @@ func (q *line) commit(ctx context.Context, m *member) (Receipt, error) {
 		go q.run()
 	}
 	q.mu.Unlock()
-	select {
-	case <-m.done:
-	case <-ctx.Done():
-		if q.leave(m) {
-			return Receipt{}, m.connectError(context.Cause(ctx))
+	over := ctx.Done()
+	for {
+		select {
+		case <-m.done:
+			if m.panicked != nil {
+				panic(m.panicked)
+			}
+			return m.receipt, m.err
+		case b := <-m.baton:
+			m.play(b)
+		case <-over:
+			if q.leave(m) {
+				return Receipt{}, m.connectError(context.Cause(ctx))
+			}
+			over = nil // sent: CommitTimeout bounds it, or the callback has been told
 		}
-		<-m.done // sent: CommitTimeout bounds it
 	}
-	if m.panicked != nil {
-		panic(m.panicked)
-	}
-	return m.receipt, m.err
 }
 
 func (q *line) leave(m *member) bool {
@@ -127,7 +136,7 @@ func (q *line) once() bool {
 				again = q.f.panicked(members, p)
 			}
 		}()
-		o, culprit := q.f.commitMembers(ctx, conn, members)
+		o, culprit := q.send(ctx, conn, members)
 		again = settle(members, o, culprit)
 	}()
 	if len(again) > 0 {
@@ -145,7 +154,10 @@ func (q *line) take() []*member {
 	var together, stay []*member
 	steps, statements := map[string]bool{}, 0
 	for i, m := range q.waiting {
-		n := len(m.batch.queued) + 1
+		n := 1
+		if m.batch != nil {
+			n += len(m.batch.queued)
+		}
 		switch {
 		case len(together) == q.max || len(together) > 0 && together[0].alone:
 			stay = append(stay, q.waiting[i:]...)
@@ -171,6 +183,7 @@ func settle(members []*member, o outcome, culprit int) (again []*member) {
 	for i, m := range members {
 		m.tries++
 		switch {
+		case m.gone:
 		case len(members) == 1,
 			// One transaction, one fate: committed, or unknown to all.
 			o.fate != refused && o.fate != rolledBack,

@@ -73,6 +73,8 @@ type session struct {
 	timeout time.Duration
 	lease   context.Context // nil for none
 
+	company bool // others' callbacks run in the same transaction
+
 	conn   *pgxpool.Conn
 	queued []statement
 	close  []func() // what is called when the transaction has ended
@@ -80,13 +82,18 @@ type session struct {
 
 // commit returns as many receipts as there are gates, with an error too.
 func (s *session) commit(ctx context.Context, fn func(ctx context.Context, txs []Tx) error) ([]Receipt, error) {
-	receipts := make([]Receipt, len(s.gates))
 	var err error
 	s.conn, err = s.f.pool.Acquire(ctx)
 	if err != nil {
-		return receipts, connectError(s.key(), err)
+		return make([]Receipt, len(s.gates)), connectError(s.key(), err)
 	}
 	defer s.conn.Release() // a connection that is still in a transaction is closed by the pool
+	return s.commitOn(ctx, fn)
+}
+
+// commitOn is commit on the connection that the session has.
+func (s *session) commitOn(ctx context.Context, fn func(ctx context.Context, txs []Tx) error) ([]Receipt, error) {
+	receipts := make([]Receipt, len(s.gates))
 	defer func() {
 		for _, c := range s.close {
 			c()
@@ -180,7 +187,7 @@ func (s *session) run(ctx context.Context, fn func(ctx context.Context, txs []Tx
 	if lost() {
 		return fmt.Errorf("fencing: commit of %q: nothing was written: %w", s.key(), context.Cause(s.lease))
 	}
-	lending := &lending{queued: &s.queued}
+	lending := &lending{queued: &s.queued, company: s.company}
 	returned := false
 	defer func() {
 		if !returned {

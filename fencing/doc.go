@@ -62,9 +62,9 @@
 //	fences.CommitAll   under several keys, or under none of them; with a callback
 //	fencing.Retry      around any of them: asks again while the outcome is unknown
 //
-// docs/performance.md has what they cost. Callbacks never share a transaction,
-// since each would see what the others have written; and several keys have no
-// shape of one round trip.
+// docs/performance.md has what they cost. Callbacks of a lease share a transaction
+// only where [LeaseConfig.CoalesceCallbacks] says so, since each then sees what
+// those before it have written; and several keys have no shape of one round trip.
 //
 // # The answers
 //

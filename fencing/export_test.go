@@ -3,14 +3,41 @@ package fencing
 import "time"
 
 // WaitInLine waits until n commits stand in a lease's line.
-func WaitInLine(l *Lease, n int) {
+func WaitInLine(l *Lease, n int) { waitInLine(l.line, n) }
+
+// WaitForCallbacks waits until n callbacks stand in a lease's line.
+func WaitForCallbacks(l *Lease, n int) { waitInLine(l.calls, n) }
+
+func waitInLine(q *line, n int) {
 	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
-		l.line.mu.Lock()
-		there := len(l.line.waiting)
-		l.line.mu.Unlock()
+		q.mu.Lock()
+		there := len(q.waiting)
+		q.mu.Unlock()
 		if there >= n {
 			return
 		}
 	}
 	panic("nobody stands in line")
+}
+
+// WaitForTurns waits until n commits of the batch shape are under way for a key,
+// at the server or waiting for their turn.
+func WaitForTurns(f *Fences, key string, n int) {
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		f.turns.mu.Lock()
+		k := f.turns.keys[key]
+		there := k != nil && k.users >= n
+		f.turns.mu.Unlock()
+		if there {
+			return
+		}
+	}
+	panic("nobody waits for a turn")
+}
+
+// Turns is how many keys somebody commits under.
+func Turns(f *Fences) int {
+	f.turns.mu.Lock()
+	defer f.turns.mu.Unlock()
+	return len(f.turns.keys)
 }

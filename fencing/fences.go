@@ -91,9 +91,10 @@ func (c Config) validate() error {
 // renewals of all leases together use one now and then: where a callback can
 // last longer than a lease, give the pool two connections at least.
 type Fences struct {
-	pool *pgxpool.Pool
-	cfg  Config
-	sql  statements
+	pool  *pgxpool.Pool
+	cfg   Config
+	sql   statements
+	turns turns // of commits of the batch shape
 
 	mu       sync.Mutex
 	contests map[string]*contest // who campaigns in this process, by key

@@ -2,6 +2,7 @@ package fencing
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -17,6 +18,7 @@ type Lease struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	line   *line // of its commits of the batch shape
+	calls  *line // of those of the callback shape; nil where each has a transaction of its own
 
 	mu      sync.Mutex
 	pos     Position    // changes by rotation alone
@@ -29,7 +31,10 @@ type Lease struct {
 // hold makes the handle of a lease that, in the database, expires at the given
 // local time or later.
 func (f *Fences) hold(pos Position, cfg LeaseConfig, expires time.Time) *Lease {
-	l := &Lease{f: f, pos: pos, cfg: cfg, line: &line{f: f, max: cfg.Coalesce}}
+	l := &Lease{f: f, pos: pos, cfg: cfg, line: &line{f: f, max: cfg.Coalesce, send: f.commitMembers}}
+	if cfg.CoalesceCallbacks > 1 {
+		l.calls = &line{f: f, max: cfg.CoalesceCallbacks, send: f.commitCallbacks}
+	}
 	l.ctx, l.cancel = context.WithCancelCause(context.Background())
 	l.trusted = expires.Add(-cfg.Margin)
 	l.due = expires.Add(-cfg.TTL).Add(cfg.RenewEvery)
@@ -152,7 +157,8 @@ func (l *Lease) release(ctx context.Context, pos Position) error {
 // Commit is [Fences.Commit] under this lease. The callback's context also ends
 // with the trust in the lease. A retry on a lease that is lost is answered like
 // any other: by the receipt, if the first attempt has committed. So is a retry
-// behind a rotation, of an attempt whose outcome was unknown.
+// behind a rotation, of an attempt whose outcome was unknown. Where
+// [LeaseConfig.CoalesceCallbacks] says so, it may share its transaction.
 func (l *Lease) Commit(ctx context.Context, content Content, fn func(ctx context.Context, tx Tx) error) (Receipt, error) {
 	pos, err := l.begin(ctx)
 	if err != nil {
@@ -162,9 +168,21 @@ func (l *Lease) Commit(ctx context.Context, content Content, fn func(ctx context
 	if receipt, err := l.askBefore(ctx, content, pos); err != errNotBefore {
 		return receipt, err
 	}
-	receipt, err := l.f.commit(ctx, pos, content, l.cfg.GateTimeout, l.ctx, fn)
+	receipt, err := l.commitAt(ctx, pos, content, fn)
 	l.settled(content.Step, pos, receipt, err)
 	return receipt, err
+}
+
+func (l *Lease) commitAt(ctx context.Context, pos Position, content Content, fn func(ctx context.Context, tx Tx) error) (Receipt, error) {
+	if l.calls == nil || l.ctx.Err() != nil {
+		return l.f.commit(ctx, pos, content, l.cfg.GateTimeout, l.ctx, fn)
+	}
+	if err := errors.Join(content.validate(), isFunc(fn != nil)); err != nil {
+		return Receipt{}, err
+	}
+	m := &member{gate: Gate{pos, content}, timeout: l.cfg.GateTimeout, fn: fn, lease: l.ctx, baton: make(chan baton), done: make(chan struct{})}
+	receipt, err := l.calls.commit(ctx, m)
+	return l.f.followed(ctx, m.gate, receipt, err)
 }
 
 // CommitBatch is [Fences.CommitBatch] under this lease, and shares the work:

@@ -24,7 +24,8 @@ var errOver = &wrappedError{"fencing: the transaction has ended with its callbac
 // then: it has the connection busy, and COMMIT isn't sent (see ended), or it
 // finds it busy.
 type lending struct {
-	over atomic.Bool
+	over    atomic.Bool
+	company bool // what others do in the transaction is to stay as they left it
 	// mu has a statement either queued before over is set, or refused.
 	mu      sync.Mutex
 	queued  *[]statement
@@ -52,6 +53,10 @@ func (l *lending) open() error {
 func (l *lending) check(sql string) error {
 	if err := l.open(); err != nil {
 		return err
+	}
+	if l.company && changesSettings(sql) {
+		l.refuse(errInCompany)
+		return errInCompany
 	}
 	if !sqltext.EndsTransaction(sql) {
 		return nil
