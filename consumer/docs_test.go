@@ -23,13 +23,3 @@ func TestTheTableOfDefaultsIsTheCodes(t *testing.T) {
 		t.Error(problem)
 	}
 }
-
-func TestTheColumnsForDebeziumArePrintedAsTheMappingReadsThem(t *testing.T) {
-	page, err := os.ReadFile("../docs/consuming.md")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !doctest.HasLine(string(page), "transforms.outbox.table.fields.additional.placement="+consumer.DebeziumColumns) {
-		t.Errorf("docs/consuming.md doesn't give additional.placement as %s", consumer.DebeziumColumns)
-	}
-}

@@ -31,7 +31,7 @@ type DebeziumConfig struct {
 // in the header "id", aggregateid as the key, the payload as the value. From an
 // outbox of this project let the router send the columns that [DebeziumColumns]
 // lists as headers: then the guard has all it needs, every policy can be used,
-// and records of the relay and of Debezium can be mixed in one topic. docs/consuming.md
+// and records of the relay and of Debezium can be mixed in one topic. docs/debezium.md
 // has the connector's settings.
 //
 // A record in our wire format is read as by [Wire]. A configuration that can't
@@ -50,7 +50,8 @@ func Debezium(cfg DebeziumConfig) Mapping {
 			}
 		}
 		f := newForeign(p, r)
-		d := debezium{f, f.headers(""), header}
+		d := debezium{foreign: f, cols: f.headers(""), header: header}
+		d.json = strings.HasPrefix(d.cols[header("id")], `"`)
 		rec := &f.rec
 		id := d.text("id")
 		if id == "" {
@@ -59,13 +60,15 @@ func Debezium(cfg DebeziumConfig) Mapping {
 		rec.Type, rec.Source, rec.Subject = cmp.Or(d.text("type"), "unknown"), cmp.Or(d.text("source"), "debezium"), d.text("subject")
 		rec.ContentType = cmp.Or(d.text("contenttype"), rec.ContentType)
 		rec.ID = foreignID(rec.Source, id)
-		rec.Key = unquote(cmp.Or(d.text("key"), rec.Key))
 		if d.text("epoch") == "" && cfg.ByOffset {
+			rec.Key = cmp.Or(d.text("key"), unquote(rec.Key))
 			d.rest(rec)
 			f.place(cfg.Life)
 			return f.rec, f.err
 		}
+		d.keyed(rec)
 		d.position(rec)
+		d.time(d.text("created_at"))
 		d.own(rec)
 		d.rest(rec)
 		return f.rec, f.err
@@ -108,22 +111,45 @@ func debeziumColumns() []string {
 
 // DebeziumColumns are the outbox's columns that [Debezium] reads from headers,
 // as table.fields.additional.placement of the outbox event router wants them.
-const DebeziumColumns = "type:header,key:header,epoch:header,token:header,seq:header,topic:header,kind:header,subject:header,source:header,contenttype:header,headers:header,history:header,prev_epoch:header,prev_seq:header"
+const DebeziumColumns = "type:header,key:header,epoch:header,token:header,seq:header,topic:header,kind:header,subject:header,source:header,contenttype:header,headers:header,history:header,prev_epoch:header,prev_seq:header,created_at:header"
 
 // debezium reads columns out of headers.
 type debezium struct {
 	*foreign
 	cols   map[string]string
 	header func(column string) string
+	// json says that a JSON converter has written the headers: each text is in
+	// quotes then, and a null is the word. It shows in the id, which is there
+	// always and has no quotes of its own. Looked at one by one, a text that
+	// begins with quotes, or is the word null, would be taken for another: two
+	// keys for one, and the events of the second for copies of the first's.
+	json bool
 }
 
 // text is a column's value. A null one is no header, or an empty one.
 func (d *debezium) text(column string) string {
 	v := d.cols[d.header(column)]
-	if v == "null" { // what Connect's converters make of a null in a header
+	switch {
+	case !d.json:
+		return v
+	case v == "null":
 		return ""
 	}
 	return unquote(v)
+}
+
+// keyed reads the key, which the record must have been sent by: its stream is
+// in another partition else, or in several, which the guard's proofs don't
+// expect. A JSON converter of keys puts quotes around it.
+func (d *debezium) keyed(rec *outbox.Record) {
+	key := d.text("key")
+	switch sent := rec.Key; {
+	case key == "":
+		d.fail(d.header("key"), "is missing")
+	case sent != key && unquote(sent) != key:
+		d.fail(d.header("key"), fmt.Sprintf("is %.100q, and the key of the record %.100q: let the router take the key from the column \"key\" (table.field.event.key), and the key be text", key, sent))
+	}
+	rec.Key = key
 }
 
 func (d *debezium) number(column string, required bool) int64 {
@@ -161,8 +187,8 @@ func (d *debezium) position(rec *outbox.Record) {
 
 // own reads the producer's own headers: ["name", "value", …].
 func (d *debezium) own(rec *outbox.Record) {
-	v := d.cols[d.header("headers")]
-	if v == "" || v == "null" {
+	v := d.text("headers")
+	if v == "" {
 		return
 	}
 	var flat []string
@@ -175,7 +201,8 @@ func (d *debezium) own(rec *outbox.Record) {
 	}
 }
 
-// rest keeps the headers that are no columns.
+// rest keeps the headers that are no columns, but for what Debezium says of
+// itself.
 func (d *debezium) rest(rec *outbox.Record) {
 	columns := map[string]bool{}
 	for _, c := range debeziumColumns() {
@@ -183,7 +210,7 @@ func (d *debezium) rest(rec *outbox.Record) {
 	}
 	var rest []outbox.Header
 	for name, v := range d.cols {
-		if !columns[name] {
+		if !columns[name] && !strings.HasPrefix(name, "__debezium.") {
 			rest = append(rest, outbox.Header{Name: name, Value: v})
 		}
 	}
