@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"log/slog"
 	"strings"
 	"time"
 
@@ -25,11 +26,14 @@ func retention(ctx context.Context, args []string, stdout, _ io.Writer) error {
 		o        operation
 		cfg      relay.RetentionConfig
 		rotateMB int
+		follow   relay.FollowConfig
 	)
 	s := config.New("relay retention", "Makes one pass of the outbox's retention, as a relay that runs does every minute: begins the next partition if it is time, and removes those of which everything is published and old enough. "+
 		"Nothing that is not published, and nothing of a held stream, is ever removed. It can be run at any time; a login with the role <schema>_operator or <schema>_relay is enough.")
 	o.postgres.Register(s)
 	keeping(s, &cfg, &rotateMB, time.Second, "")
+	s.String(&follow.Slot, "slot", "SLOT", "", "where no relay publishes but the reader of a logical replication slot, such as Debezium: that slot. What it has confirmed counts as published; the login needs the role <schema>_relay")
+	s.Duration(&follow.Wait, "slot-wait", "SLOT_WAIT", time.Minute, time.Second, time.Hour, "how long to wait until the slot has confirmed what is committed now")
 	s.Bool(&o.asJSON, "json", "", "print one JSON object")
 	if err := config.Parse(s, args, stdout); err != nil {
 		return err
@@ -40,6 +44,12 @@ func retention(ctx context.Context, args []string, stdout, _ io.Writer) error {
 		return err
 	}
 	defer pool.Close()
+	if follow.Slot != "" {
+		follow.Schema, follow.AllowUnsafeDatabase, follow.Logger = o.postgres.Schema, true, slog.New(slog.DiscardHandler)
+		if err := relay.Follow(ctx, pool, follow); err != nil {
+			return config.NeedsRole(err, o.postgres.Schema, schema.KindRelay)
+		}
+	}
 	report, err := relay.Retain(ctx, pool, o.postgres.Schema, cfg)
 	if err != nil {
 		return config.NeedsRole(err, o.postgres.Schema, schema.KindOperator)
