@@ -19,7 +19,7 @@ LDFLAGS := -s -w -X github.com/fenceline/fenceline/internal/version.injected=$(V
 
 .PHONY: help
 help: ## Show this list
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z0-9-]+:.*## / {printf "  %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: test
 test: ## Run the tests against PostgreSQL and an in-process broker
@@ -32,6 +32,10 @@ test-race: ## Run the tests with the race detector on
 .PHONY: test-kafka
 test-kafka: ## Run the tests against Apache Kafka (needs Java 17 and Maven)
 	$(STACK) -kafka -- go test -timeout 30m $(ARGS) $(PKG)
+
+.PHONY: test-debezium
+test-debezium: ## Run the chain with Debezium in the relay's place, minutes (needs Java 17 and Maven)
+	$(STACK) -kafka -- go test -tags debezium -count=1 -timeout 30m $(ARGS) ./internal/e2e/debezium
 
 .PHONY: test-pg18
 test-pg18: ## Run the suites that rest on PostgreSQL against version 18, fetched if need be
@@ -85,6 +89,7 @@ lint: bin/golangci-lint ## Check formatting, modules, go vet and the linters
 	@unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then echo "not formatted, run make fmt:"; echo "$$unformatted"; exit 1; fi
 	go mod tidy -diff
 	go vet ./...
+	go vet -tags debezium ./internal/e2e/debezium
 	bin/golangci-lint run
 
 .PHONY: vuln
