@@ -124,7 +124,13 @@ func TestASlotIsNotFollowedWhereItProvesNothing(t *testing.T) {
 	name := slot(t, pool)
 	confirmAll(t, pool, name)
 	newProducer(t, pool, "k").publish("t", "a")
-	if err := Follow(bg, pool, followed("no_such_slot")); !errors.Is(err, ErrSlotBehind) || !strings.Contains(err.Error(), "no such") {
+	// At once: one that were made while it waits would confirm what nobody has
+	// read from it.
+	ctx, cancel := context.WithTimeout(bg, time.Minute)
+	defer cancel()
+	missing := followed("no_such_slot")
+	missing.Wait = time.Hour
+	if err := Follow(ctx, pool, missing); !errors.Is(err, ErrSlotBehind) || !strings.Contains(err.Error(), "no such") {
 		t.Errorf("no slot: %v", err)
 	}
 	if err := Follow(bg, pool, FollowConfig{}); err == nil {
