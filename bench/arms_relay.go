@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/segmentio/kafka-go"
 
 	"github.com/fenceline/fenceline/relay"
@@ -16,7 +15,7 @@ import (
 
 // fenceline is our relay as "relay run" starts it.
 func fenceline(ctx context.Context, j job, ready func()) error {
-	pool, err := pgxpool.New(ctx, j.dsn)
+	pool, err := j.pool(ctx)
 	if err != nil {
 		return err
 	}
@@ -36,7 +35,7 @@ func fenceline(ctx context.Context, j job, ready func()) error {
 func naive(ctx context.Context, j job, ready func()) error {
 	w := &kafka.Writer{Addr: kafka.TCP(j.kafka), Balancer: kafka.Murmur2Balancer{}, RequiredAcks: kafka.RequireAll, BatchTimeout: 10 * time.Millisecond}
 	defer w.Close()
-	return pollAndDelete(ctx, j, ready, w, 1000, "")
+	return poll(ctx, j, ready, w, "select id, event_id::text, topic, key, type, payload from outbox order by id limit 1000", deletePublished)
 }
 
 // skipLocked is what lets several such relays share a table: rows are locked,
@@ -44,11 +43,23 @@ func naive(ctx context.Context, j job, ready func()) error {
 func skipLocked(ctx context.Context, j job, ready func()) error {
 	w := &kafka.Writer{Addr: kafka.TCP(j.kafka), Balancer: kafka.Murmur2Balancer{}, RequiredAcks: kafka.RequireAll, BatchSize: 500, BatchTimeout: 5 * time.Millisecond}
 	defer w.Close()
-	return pollAndDelete(ctx, j, ready, w, 1000, "for update skip locked")
+	return poll(ctx, j, ready, w, "select id, event_id::text, topic, key, type, payload from outbox order by id limit 1000 for update skip locked", deletePublished)
 }
 
-func pollAndDelete(ctx context.Context, j job, ready func(), w *kafka.Writer, size int, lock string) error {
-	conn, err := pgx.Connect(ctx, j.dsn)
+// skipLockedMark is the same, but what is published stays, and is marked.
+func skipLockedMark(ctx context.Context, j job, ready func()) error {
+	w := &kafka.Writer{Addr: kafka.TCP(j.kafka), Balancer: kafka.Murmur2Balancer{}, RequiredAcks: kafka.RequireAll, BatchSize: 500, BatchTimeout: 5 * time.Millisecond}
+	defer w.Close()
+	return poll(ctx, j, ready, w, "select id, event_id::text, topic, key, type, payload from outbox where published_at is null order by id limit 1000 for update skip locked",
+		"update outbox set published_at = now() where id = any ($1)")
+}
+
+const deletePublished = "delete from outbox where id = any ($1)"
+
+// poll reads, hands what it found to the Writer, and notes that it is published,
+// in one transaction.
+func poll(ctx context.Context, j job, ready func(), w *kafka.Writer, read, note string) error {
+	conn, err := j.connect(ctx)
 	if err != nil {
 		return err
 	}
@@ -59,7 +70,7 @@ func pollAndDelete(ctx context.Context, j job, ready func(), w *kafka.Writer, si
 		if err != nil {
 			return err
 		}
-		rows, err := tx.Query(ctx, "select id, event_id::text, topic, key, type, payload from outbox order by id limit $1 "+lock, size)
+		rows, err := tx.Query(ctx, read)
 		if err != nil {
 			return err
 		}
@@ -79,9 +90,15 @@ func pollAndDelete(ctx context.Context, j job, ready func(), w *kafka.Writer, si
 		}
 		if len(batch) > 0 {
 			if err := w.WriteMessages(ctx, batch...); err != nil {
-				return err
+				// The broker is away: everything again, a little later.
+				_ = tx.Rollback(ctx)
+				pause(ctx, 100*time.Millisecond)
+				if ctx.Err() != nil {
+					return ctx.Err()
+				}
+				continue
 			}
-			if _, err := tx.Exec(ctx, "delete from outbox where id = any ($1)", ids); err != nil {
+			if _, err := tx.Exec(ctx, note, ids); err != nil {
 				return err
 			}
 		}

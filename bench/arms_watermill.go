@@ -57,12 +57,7 @@ func fillWatermill(ctx context.Context, conn *pgx.Conn, w workload, topic string
 			return err
 		}
 	}
-	for _, sql := range []string{"vacuum analyze", "checkpoint"} {
-		if _, err := conn.Exec(ctx, sql); err != nil {
-			return err
-		}
-	}
-	return nil
+	return settle(ctx, conn)
 }
 
 // initWatermill makes watermill's tables.
@@ -118,7 +113,7 @@ func watermillForwarder(batch int) func(context.Context, job, func()) error {
 		if err != nil {
 			return err
 		}
-		defer pub.Close()
+		defer func() { _ = pub.Close() }()
 		fwd, err := forwarder.NewForwarder(sub, pub, watermill.NopLogger{}, forwarder.Config{ForwarderTopic: forwarderTopic})
 		if err != nil {
 			return err

@@ -25,9 +25,20 @@ func (v *verdict) add(o verdict) {
 	v.Lost, v.Inverted, v.Copies, v.Foreign = v.Lost+o.Lost, v.Inverted+o.Inverted, v.Copies+o.Copies, v.Foreign+o.Foreign
 }
 
-// check reads a topic back, and compares it with the workload.
-func (s *stack) check(ctx context.Context, topic string, w workload) (verdict, error) {
-	var v verdict
+// counts is how many events each key has; they are numbered from 1.
+type counts map[string]int
+
+func (w workload) counts() counts {
+	c := make(counts, w.Keys)
+	for i := range min(w.Keys, w.Events) {
+		c[w.key(i)] = (w.Events-1-i)/w.Keys + 1
+	}
+	return c
+}
+
+// check reads a topic back, and compares it with what should be there.
+func (s *stack) check(ctx context.Context, topic string, want counts) (verdict, error) {
+	v := verdict{}
 	ends, err := s.admin.ListEndOffsets(ctx, topic)
 	if err == nil {
 		err = ends.Error()
@@ -42,8 +53,7 @@ func (s *stack) check(ctx context.Context, topic string, w workload) (verdict, e
 			left[o.Partition], from[o.Partition] = o.Offset, kgo.NewOffset().AtStart()
 		}
 	})
-	seen := make(map[string][]bool, w.Keys)
-	top := make(map[string]int, w.Keys)
+	read := reading{want: want, seen: make(map[string][]bool, len(want)), top: make(map[string]int, len(want))}
 	if len(left) > 0 {
 		reader, err := kgo.NewClient(kgo.SeedBrokers(s.kafka.Addr()), kgo.ConsumePartitions(map[string]map[int32]kgo.Offset{topic: from}), kgo.FetchMaxBytes(16<<20))
 		if err != nil {
@@ -58,47 +68,64 @@ func (s *stack) check(ctx context.Context, topic string, w workload) (verdict, e
 				return v, fmt.Errorf("read %s back: %w", topic, err)
 			}
 			fetches.EachRecord(func(r *kgo.Record) {
-				v.record(string(r.Key), r.Value, seen, top, w)
+				read.record(string(r.Key), r.Value)
 				if r.Offset+1 >= left[r.Partition] {
 					delete(left, r.Partition)
 				}
 			})
 		}
 	}
-	there := 0
-	for _, s := range seen {
-		for _, b := range s {
-			if b {
-				there++
-			}
-		}
-	}
-	v.Lost = w.Events - there
-	return v, nil
+	return read.verdict(), nil
 }
 
-func (v *verdict) record(key string, value []byte, seen map[string][]bool, top map[string]int, w workload) {
-	if len(value) < seqAt+seqDigits {
+// reading is what has been read back so far.
+type reading struct {
+	want         counts
+	seen         map[string][]bool
+	top          map[string]int // the latest of each key
+	verdictSoFar verdict
+}
+
+func (r *reading) record(key string, value []byte) {
+	v := &r.verdictSoFar
+	n, ok := seqOf(value)
+	if !ok || n < 1 || n > r.want[key] {
 		v.Foreign++
 		return
 	}
-	n, err := strconv.Atoi(string(value[seqAt : seqAt+seqDigits]))
-	each := (w.Events + w.Keys - 1) / w.Keys
-	if err != nil || n < 1 || n > each {
-		v.Foreign++
-		return
-	}
-	s := seen[key]
+	s := r.seen[key]
 	if s == nil {
-		s = make([]bool, each+1)
-		seen[key] = s
+		s = make([]bool, r.want[key]+1)
+		r.seen[key] = s
 	}
 	switch {
 	case s[n]:
 		v.Copies++
-	case n < top[key]:
+	case n < r.top[key]:
 		v.Inverted++
 	}
 	s[n] = true
-	top[key] = max(top[key], n)
+	r.top[key] = max(r.top[key], n)
+}
+
+func (r *reading) verdict() verdict {
+	v := r.verdictSoFar
+	for key, n := range r.want {
+		v.Lost += n
+		for _, there := range r.seen[key] {
+			if there {
+				v.Lost--
+			}
+		}
+	}
+	return v
+}
+
+// seqOf is the number that a payload says it has.
+func seqOf(value []byte) (n int, ok bool) {
+	if len(value) < seqAt+seqDigits {
+		return 0, false
+	}
+	n, err := strconv.Atoi(string(value[seqAt : seqAt+seqDigits]))
+	return n, err == nil
 }

@@ -24,6 +24,7 @@ import (
 // differs is what protects the commit.
 type committer struct {
 	pool   *pgxpool.Pool
+	shared bool // the pool is another committer's
 	fences *fencing.Fences
 	leases []*fencing.Lease
 	n      atomic.Int64
@@ -60,7 +61,7 @@ const (
 var commitPayload = []byte(strings.Repeat("x", 200))
 
 // newCommitter makes the tables and takes the leases.
-func newCommitter(ctx context.Context, dsn string) (*committer, error) {
+func newCommitter(ctx context.Context, dsn string, wake func()) (*committer, error) {
 	cfg, err := pgxpool.ParseConfig(dsn)
 	if err != nil {
 		return nil, err
@@ -94,25 +95,37 @@ func newCommitter(ctx context.Context, dsn string) (*committer, error) {
 			return nil, err
 		}
 	}
-	c.fences, err = fencing.New(ctx, c.pool, fencing.Config{Holder: "bench", Logger: slog.New(slog.DiscardHandler)})
+	return c, c.acquire(ctx, "bench", wake)
+}
+
+// another commits to the same database with leases of its own.
+func (c *committer) another(ctx context.Context, wake func()) (*committer, error) {
+	o := &committer{pool: c.pool, shared: true}
+	return o, o.acquire(ctx, "other", wake)
+}
+
+func (c *committer) acquire(ctx context.Context, prefix string, wake func()) (err error) {
+	c.fences, err = fencing.New(ctx, c.pool, fencing.Config{Holder: "bench", Wake: wake, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
-		return nil, err
+		return err
 	}
 	for i := range commitKeys {
-		l, err := c.fences.Acquire(ctx, fmt.Sprintf("bench/%d", i), fencing.LeaseConfig{TTL: time.Hour})
+		l, err := c.fences.Acquire(ctx, fmt.Sprintf("%s/%d", prefix, i), fencing.LeaseConfig{TTL: time.Hour})
 		if err != nil {
-			return nil, err
+			return err
 		}
 		c.leases = append(c.leases, l)
 	}
-	return c, nil
+	return nil
 }
 
 func (c *committer) close() {
 	for _, l := range c.leases {
 		_ = l.Release(context.Background())
 	}
-	c.pool.Close()
+	if !c.shared {
+		c.pool.Close()
+	}
 }
 
 // key is the n-th commit's: a hot one is the first for everybody.
@@ -126,12 +139,16 @@ func (c *committer) lease(n int64) *fencing.Lease {
 func plainFour(ctx context.Context, c *committer, n int64) error {
 	key := c.lease(n).Position().Key
 	return pgx.BeginFunc(ctx, c.pool, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, insertResult, key, "x"); err != nil {
-			return err
-		}
-		_, err := tx.Exec(ctx, insertOutbox, uuid.Must(uuid.NewV7()), key, commitPayload, step(n)+2)
-		return err
+		return writePlain(ctx, tx, key, n)
 	})
+}
+
+func writePlain(ctx context.Context, tx pgx.Tx, key string, n int64) error {
+	if _, err := tx.Exec(ctx, insertResult, key, "x"); err != nil {
+		return err
+	}
+	_, err := tx.Exec(ctx, insertOutbox, uuid.Must(uuid.NewV7()), key, commitPayload, step(n)+2)
+	return err
 }
 
 func plainHot(ctx context.Context, c *committer, n int64) error {
@@ -215,7 +232,7 @@ func fencedAlone(ctx context.Context, c *committer, n int64) error {
 }
 
 // commitSample is one arm's slice of a round.
-type commitSample struct{ rate, server float64 }
+type commitSample struct{ rate, client, server float64 }
 
 // slice lets all workers commit for a time. A hot arm's numbers are negative,
 // which is how lease knows it.
@@ -224,7 +241,7 @@ func (c *committer) slice(ctx context.Context, s *stack, a *commitArm, d time.Du
 	if a.hot {
 		sign = -1
 	}
-	before, began := cpuOf(s.postgres.PID()), time.Now()
+	client, server, began := selfCPU(), cpuOf(s.postgres.PID()), time.Now()
 	var done atomic.Int64
 	var mu sync.Mutex
 	var failed error
@@ -247,5 +264,44 @@ func (c *committer) slice(ctx context.Context, s *stack, a *commitArm, d time.Du
 		return commitSample{}, failed
 	}
 	n := float64(max(1, done.Load()))
-	return commitSample{rate: n / time.Since(began).Seconds(), server: float64((cpuOf(s.postgres.PID()) - before).Microseconds()) / n}, nil
+	per := func(d time.Duration) float64 { return float64(d.Microseconds()) / n }
+	return commitSample{rate: n / time.Since(began).Seconds(), client: per(selfCPU() - client), server: per(cpuOf(s.postgres.PID()) - server)}, nil
+}
+
+func (b *bench) commit(ctx context.Context) (*figures, error) {
+	f := &figures{ID: "commit", Title: "Committing", Bars: "ratio",
+		Text: fmt.Sprintf("A business row and an outbox row, %d workers, %d keys. All arms write to the same tables.", commitWorkers, commitKeys),
+		Columns: []column{{Key: "ratio", Title: "of " + commitReference, Digits: 2, RatioOf: "rate"}, {Key: "rate", Title: "commits/s", Brief: true},
+			{Key: "client", Title: "client CPU µs a commit", Brief: true}, {Key: "server", Title: "PostgreSQL", Brief: true}}}
+	dsn, err := b.database(ctx, "commits")
+	if err != nil {
+		return f, err
+	}
+	defer b.dropDatabase(ctx, "commits")
+	c, err := newCommitter(ctx, dsn, nil)
+	if err != nil {
+		return f, err
+	}
+	defer c.close()
+	var trials []trial
+	for i := range commitArms {
+		a := &commitArms[i]
+		if b.picked(a.name, commitReference) {
+			trials = append(trials, trial{a.name, a.note, commitReference, func(ctx context.Context) (result, error) {
+				sm, err := c.slice(ctx, b.stack, a, b.size.Slice)
+				return result{figures: sm.figures()}, err
+			}})
+		}
+	}
+	// Plans and caches.
+	for _, t := range trials {
+		if _, err := t.run(ctx); err != nil {
+			return f, fmt.Errorf("%s: %w", t.name, err)
+		}
+	}
+	return f, f.measure(ctx, trials, b.size.Rounds, b.say)
+}
+
+func (s commitSample) figures() map[string]float64 {
+	return map[string]float64{"rate": s.rate, "client": s.client, "server": s.server}
 }

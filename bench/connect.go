@@ -80,11 +80,13 @@ func connectJars(ctx context.Context, say func(string, ...any)) (libs, plugins s
 
 // connectWorker is a running Kafka Connect.
 type connectWorker struct {
-	cmd  *exec.Cmd
-	url  string
-	dir  string
-	log  string
-	done chan error
+	cmd   *exec.Cmd
+	url   string
+	dir   string
+	log   string
+	args  []string
+	done  chan struct{} // closed when it has ended
+	ended error         // how, once done is closed
 }
 
 // startConnect starts a worker on an empty outbox of dsn, and returns when the
@@ -102,7 +104,7 @@ func startConnect(ctx context.Context, c *connectArm, s *stack, dsn, topic strin
 	if err != nil {
 		return nil, err
 	}
-	w := &connectWorker{url: fmt.Sprintf("http://127.0.0.1:%d", port), dir: dir, log: filepath.Join(dir, "connect.log"), done: make(chan error, 1)}
+	w := &connectWorker{url: fmt.Sprintf("http://127.0.0.1:%d", port), dir: dir, log: filepath.Join(dir, "connect.log")}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, w.stop())
@@ -123,33 +125,51 @@ func startConnect(ctx context.Context, c *connectArm, s *stack, dsn, topic strin
 			return w, err
 		}
 	}
+	w.args = []string{"-Xmx512m", "-Dlog4j2.configurationFile=" + filepath.Join(dir, "log4j2.yaml"), "-cp", libs + "/*", "org.apache.kafka.connect.cli.ConnectStandalone",
+		filepath.Join(dir, c.worker), filepath.Join(dir, c.connector)}
+	return w, w.launch(ctx)
+}
+
+// launch starts the worker on the offsets that it has, and returns when the
+// connector streams.
+func (w *connectWorker) launch(ctx context.Context) error {
 	log, err := os.Create(w.log)
 	if err != nil {
-		return w, err
+		return err
 	}
 	defer log.Close()
-	w.cmd = exec.Command("java", "-Xmx512m", "-Dlog4j2.configurationFile="+filepath.Join(dir, "log4j2.yaml"), "-cp", libs+"/*", "org.apache.kafka.connect.cli.ConnectStandalone",
-		filepath.Join(dir, c.worker), filepath.Join(dir, c.connector))
-	w.cmd.Stdout, w.cmd.Stderr, w.cmd.Dir = log, log, dir
+	w.done = make(chan struct{})
+	w.cmd = exec.Command("java", w.args...)
+	w.cmd.Stdout, w.cmd.Stderr, w.cmd.Dir = log, log, w.dir
 	w.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := w.cmd.Start(); err != nil {
 		w.cmd = nil
-		return w, err
+		return err
 	}
-	go func() { w.done <- w.cmd.Wait() }()
-	return w, w.await(ctx, "the connector to stream", func() bool {
+	cmd, done := w.cmd, w.done
+	go func() {
+		w.ended = cmd.Wait()
+		close(done)
+	}()
+	return w.await(ctx, "the connector to stream", func() bool {
 		text, _ := os.ReadFile(w.log)
 		return bytes.Contains(text, []byte("Processing messages"))
 	})
+}
+
+// kill ends it as a power cut would.
+func (w *connectWorker) kill() {
+	_ = w.cmd.Process.Kill()
+	<-w.done
+	w.cmd = nil
 }
 
 func (w *connectWorker) await(ctx context.Context, what string, so func() bool) error {
 	deadline := time.Now().Add(2 * time.Minute)
 	for !so() {
 		select {
-		case err := <-w.done:
-			w.done <- err
-			return fmt.Errorf("Kafka Connect ended while waiting for %s: %w\n%s", what, err, w.tail())
+		case <-w.done:
+			return fmt.Errorf("the worker of Kafka Connect ended while waiting for %s: %w\n%s", what, w.ended, w.tail())
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-time.After(50 * time.Millisecond):

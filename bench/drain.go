@@ -1,15 +1,9 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"os"
-	"os/exec"
-	"strings"
-	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -24,8 +18,8 @@ var drainArms = []arm{
 	{name: "fenceline", note: "relay run, as it comes", fill: fillFenceline, work: fenceline},
 	{name: "naive relay", note: "floor: poll by id, Writer with a BatchTimeout of 10 ms, delete", fill: fillPlain, work: naive},
 	{name: "SKIP LOCKED relay", note: "the same, rows locked, batches of 500", fill: fillPlain, work: skipLocked},
-	{name: "watermill forwarder", note: "watermill-sql v4 and watermill-kafka v3, SubscribeBatchSize 1000, PollInterval 10 ms", fill: fillWatermill, work: watermillForwarder(1000)},
-	{name: "watermill forwarder, default", note: "the same with its SubscribeBatchSize of 100", fill: fillWatermill, work: watermillForwarder(100)},
+	{name: "watermill forwarder", note: "watermill-sql v4 and watermill-kafka v3, SubscribeBatchSize 1000, PollInterval 10 ms; a fifth of the events, since it takes long", fill: fillWatermill, work: watermillForwarder(1000), divide: 5},
+	{name: "watermill forwarder, default", note: "the same with its SubscribeBatchSize of 100", fill: fillWatermill, work: watermillForwarder(100), divide: 5},
 	{name: "Debezium, default", note: "outbox event router in Kafka Connect, as it comes, warm", fill: fillDebezium, java: &connectArm{"worker.properties", "outbox-default.properties"}},
 	{name: "Debezium, tuned", note: "larger batches and queues, poll.interval.ms=10, producer.linger.ms=5, warm", fill: fillDebezium, java: &connectArm{"worker-tuned.properties", "outbox-tuned.properties"}},
 }
@@ -33,22 +27,26 @@ var drainArms = []arm{
 // reference is the arm that ratios are to.
 const drainReference = "kafka-go Client.Produce"
 
-// sample is one arm's run in one round.
+// sample is one arm's run in one round: events a second, CPU µs an event, bytes.
 type sample struct {
-	Rate     float64 `json:"events_per_second"`
-	Client   float64 `json:"client_cpu_us_per_event"`
-	Postgres float64 `json:"postgres_cpu_us_per_event"`
-	Kafka    float64 `json:"kafka_cpu_us_per_event"`
-	Peak     int64   `json:"peak_bytes"`
-	Verdict  verdict `json:"verdict"`
+	Rate, Client, Postgres, Kafka float64
+	Peak                          int64
+	Verdict                       verdict
+}
+
+func (s sample) figures() map[string]float64 {
+	return map[string]float64{"rate": s.Rate, "client": s.Client, "server": s.Postgres, "broker": s.Kafka, "peak": float64(s.Peak) / (1 << 20)}
 }
 
 type drainer struct {
 	*stack
-	w       workload
-	say     func(string, ...any)
-	n       int // counts runs, for names
-	workers map[string]*warmWorker
+	w   workload
+	say func(string, ...any)
+	// name is what databases and topics are named after.
+	name       string
+	partitions int
+	n          int // counts runs
+	workers    map[string]*warmWorker
 }
 
 // warmWorker is a Kafka Connect that stays for all rounds, so that its JVM is
@@ -69,59 +67,35 @@ func (d *drainer) close() error {
 // run measures one arm once.
 func (d *drainer) run(ctx context.Context, a *arm) (sample, error) {
 	d.n++
-	topic := fmt.Sprintf("drain-%d", d.n)
-	if err := d.topic(ctx, topic); err != nil {
+	w := a.of(d.w)
+	topic := fmt.Sprintf("%s-%d", d.name, d.n)
+	if err := d.topic(ctx, topic, d.partitions); err != nil {
 		return sample{}, err
 	}
-	defer d.admin.DeleteTopics(context.WithoutCancel(ctx), topic)
+	defer d.dropTopic(ctx, topic)
 	if a.java != nil {
 		return d.runConnect(ctx, a, topic)
 	}
-	dsn, err := d.load(ctx, a, fmt.Sprintf("drain_%d", d.n), topic)
+	database := fmt.Sprintf("%s_%d", d.name, d.n)
+	dsn, err := d.load(ctx, a, w, database, topic)
 	if err != nil {
 		return sample{}, fmt.Errorf("load: %w", err)
 	}
-	defer d.pool.Exec(context.WithoutCancel(ctx), fmt.Sprintf("drop database if exists drain_%d with (force)", d.n))
-	self, err := os.Executable()
+	defer d.dropDatabase(ctx, database)
+	c, err := startChild(a.name, job{dsn: dsn, kafka: d.kafka.Addr(), topic: topic, events: w.Events})
 	if err != nil {
 		return sample{}, err
 	}
-	cmd := exec.CommandContext(ctx, self)
-	cmd.Env = job{dsn: dsn, kafka: d.kafka.Addr(), topic: topic, events: d.w.Events}.environ(a.name)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	var stderr strings.Builder
-	cmd.Stderr = &stderr
-	in, err := cmd.StdinPipe()
+	defer c.kill()
+	sm, err := d.measure(ctx, topic, w.Events, c.pid(), c.begin)
 	if err != nil {
-		return sample{}, err
+		return sm, fmt.Errorf("%w: %s", err, c.stderr.String())
 	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		return sample{}, err
-	}
-	if err := cmd.Start(); err != nil {
-		return sample{}, err
-	}
-	pid := cmd.Process.Pid
-	defer func() {
-		_ = in.Close()
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	}()
-	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "ready\n" {
-		return sample{}, fmt.Errorf("it did not become ready (%q, %v): %s", line, err, tail(stderr.String()))
-	}
-	sm, err := d.measure(ctx, topic, pid, func() error { _, err := io.WriteString(in, "go\n"); return err })
-	if err != nil {
-		return sm, fmt.Errorf("%w: %s", err, tail(stderr.String()))
-	}
-	sm.Verdict, err = d.check(ctx, topic, d.w)
+	sm.Verdict, err = d.check(ctx, topic, w.counts())
 	return sm, err
 }
 
-func tail(s string) string { return s[max(0, len(s)-1000):] }
-
-func (d *drainer) load(ctx context.Context, a *arm, database, topic string) (string, error) {
+func (d *drainer) load(ctx context.Context, a *arm, w workload, database, topic string) (string, error) {
 	dsn, err := d.database(ctx, database)
 	if err != nil {
 		return "", err
@@ -131,14 +105,14 @@ func (d *drainer) load(ctx context.Context, a *arm, database, topic string) (str
 		return "", err
 	}
 	defer conn.Close(context.WithoutCancel(ctx))
-	return dsn, a.fill(ctx, conn, d.w, topic)
+	return dsn, a.fill(ctx, conn, w, topic)
 }
 
 // measure lets an arm go, and times it from the first hundredth of the events
 // to the last: what it needs to connect and to warm up is not the point.
-func (d *drainer) measure(ctx context.Context, topic string, pid int, begin func() error) (sample, error) {
-	first := int64(d.w.Events/100 + 1)
-	total := int64(d.w.Events)
+func (d *drainer) measure(ctx context.Context, topic string, events, pid int, begin func() error) (sample, error) {
+	first := int64(events/100 + 1)
+	total := int64(events)
 	client, server, broker := cpuOf(pid), cpuOf(d.postgres.PID()), cpuOf(d.kafka.PID())
 	if err := begin(); err != nil {
 		return sample{}, err
@@ -169,7 +143,7 @@ func (d *drainer) measure(ctx context.Context, topic string, pid int, begin func
 		time.Sleep(5 * time.Millisecond)
 	}
 	per := func(before time.Duration, pid int) float64 {
-		return float64((cpuOf(pid) - before).Microseconds()) / float64(d.w.Events)
+		return float64((cpuOf(pid) - before).Microseconds()) / float64(events)
 	}
 	sm := sample{Client: per(client, pid), Postgres: per(server, d.postgres.PID()), Kafka: per(broker, d.kafka.PID()), Peak: max(peak, peakOf(pid))}
 	if d := to.Sub(from); !to.IsZero() && d > 0 {
@@ -198,14 +172,14 @@ func (d *drainer) runConnect(ctx context.Context, a *arm, topic string) (sample,
 	if err := a.fill(ctx, conn, d.w, topic); err != nil {
 		return sample{}, err
 	}
-	sm, err := d.measure(ctx, topic, w.cmd.Process.Pid, func() error { return w.set(ctx, "resume", "") })
+	sm, err := d.measure(ctx, topic, d.w.Events, w.cmd.Process.Pid, func() error { return w.set(ctx, "resume", "") })
 	if err != nil {
 		return sm, err
 	}
 	if err := w.set(ctx, "stop", "STOPPED"); err != nil {
 		return sm, err
 	}
-	sm.Verdict, err = d.check(ctx, topic, d.w)
+	sm.Verdict, err = d.check(ctx, topic, d.w.counts())
 	return sm, err
 }
 
@@ -230,7 +204,7 @@ func (d *drainer) warm(ctx context.Context, a *arm) (*warmWorker, error) {
 		return nil, err
 	}
 	topic := "warm-" + name
-	if err := d.topic(ctx, topic); err != nil {
+	if err := d.topic(ctx, topic, partitions); err != nil {
 		return nil, err
 	}
 	d.say("%s: starting Kafka Connect and warming it up", a.name)
@@ -255,4 +229,25 @@ func (d *drainer) warm(ctx context.Context, a *arm) (*warmWorker, error) {
 		return nil, errors.Join(err, w.stop())
 	}
 	return w, nil
+}
+
+func (b *bench) drain(ctx context.Context) (_ *figures, err error) {
+	w := b.size.Drain
+	f := &figures{ID: "drain", Title: "Draining a backlog", Bars: "ratio",
+		Text: fmt.Sprintf("%d events of %d keys, payloads of %d bytes, %d partitions. Timed from the first hundredth that arrives to the last event.", w.Events, w.Keys, w.Payload, partitions),
+		Columns: []column{{Key: "ratio", Title: "of " + drainReference, Digits: 2, RatioOf: "rate"}, {Key: "rate", Title: "events/s", Brief: true}, {Key: "client", Title: "client CPU µs an event", Digits: 1, Brief: true},
+			{Key: "server", Title: "PostgreSQL", Digits: 1, Brief: true}, {Key: "broker", Title: "Kafka", Digits: 1, Brief: true}, {Key: "peak", Title: "peak MiB", Brief: true}}}
+	d := &drainer{stack: b.stack, say: b.say, name: "drain", w: w, partitions: partitions, workers: map[string]*warmWorker{}}
+	defer func() { err = errors.Join(err, d.close()) }()
+	var trials []trial
+	for i := range drainArms {
+		a := &drainArms[i]
+		if b.picked(a.name, drainReference) {
+			trials = append(trials, trial{a.name, a.note, drainReference, func(ctx context.Context) (result, error) {
+				sm, err := d.run(ctx, a)
+				return result{verdict: &sm.Verdict, figures: sm.figures()}, err
+			}})
+		}
+	}
+	return f, f.measure(ctx, trials, b.size.Rounds, b.say)
 }

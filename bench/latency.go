@@ -1,19 +1,13 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
-	"os"
-	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
-	"syscall"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -25,7 +19,6 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/fenceline/fenceline/fencing"
-	"github.com/fenceline/fenceline/migrations"
 	"github.com/fenceline/fenceline/outbox"
 )
 
@@ -35,7 +28,7 @@ type latencyArm struct {
 	name, note string
 	relay      string // a drain arm's name, of which this is the relay
 	java       *connectArm
-	commits    func(ctx context.Context, dsn, topic string) (commit func(ctx context.Context, i int, payload []byte) error, close func(), err error)
+	commits    func(ctx context.Context, dsn, topic string) (commit commitFunc, close func(), err error)
 }
 
 var latencyArms = []latencyArm{
@@ -47,12 +40,6 @@ var latencyArms = []latencyArm{
 	{name: "Debezium, lowest latency", note: "poll.interval.ms=1, producer.linger.ms=0", java: &connectArm{"worker-lowlat.properties", "outbox-lowlat.properties"}, commits: commitDebezium},
 }
 
-// committers is how many sessions commit: enough that a rate is kept.
-const committers = 16
-
-// latencyKeys are those of the events.
-const latencyKeys = 100
-
 func committerPool(ctx context.Context, dsn string) (*pgxpool.Pool, error) {
 	cfg, err := pgxpool.ParseConfig(dsn)
 	if err != nil {
@@ -62,7 +49,7 @@ func committerPool(ctx context.Context, dsn string) (*pgxpool.Pool, error) {
 	return pgxpool.NewWithConfig(ctx, cfg)
 }
 
-func commitFenced(ctx context.Context, dsn, topic string) (func(context.Context, int, []byte) error, func(), error) {
+func commitFenced(ctx context.Context, dsn, topic string) (commitFunc, func(), error) {
 	pool, err := committerPool(ctx, dsn)
 	if err != nil {
 		return nil, nil, err
@@ -93,32 +80,29 @@ func commitFenced(ctx context.Context, dsn, topic string) (func(context.Context,
 	}, nil
 }
 
-func commitPlain(ctx context.Context, dsn, topic string) (func(context.Context, int, []byte) error, func(), error) {
-	pool, err := committerPool(ctx, dsn)
-	if err != nil {
-		return nil, nil, err
-	}
-	if _, err := pool.Exec(ctx, plainTable); err != nil {
-		return nil, nil, err
-	}
-	return func(ctx context.Context, i int, payload []byte) error {
-		_, err := pool.Exec(ctx, "insert into outbox (event_id, topic, key, type, payload) values (gen_random_uuid(), $1, $2, 'bench.event', $3)", topic, fmt.Sprintf("key-%d", i%latencyKeys), payload)
-		return err
-	}, pool.Close, nil
-}
-
-func commitDebezium(ctx context.Context, dsn, topic string) (func(context.Context, int, []byte) error, func(), error) {
+func commitPlain(ctx context.Context, dsn, topic string) (commitFunc, func(), error) {
 	pool, err := committerPool(ctx, dsn)
 	if err != nil {
 		return nil, nil, err
 	}
 	return func(ctx context.Context, i int, payload []byte) error {
-		_, err := pool.Exec(ctx, "insert into outbox (id, aggregatetype, aggregateid, type, payload) values (gen_random_uuid(), $1, $2, 'bench.event', $3)", topic, fmt.Sprintf("key-%d", i%latencyKeys), payload)
+		_, err := pool.Exec(ctx, "insert into outbox (event_id, topic, key, type, payload) values (gen_random_uuid(), $1, $2, 'bench.event', $3)", topic, steadyWorkload.key(i), payload)
 		return err
 	}, pool.Close, nil
 }
 
-func commitWatermill(ctx context.Context, dsn, topic string) (func(context.Context, int, []byte) error, func(), error) {
+func commitDebezium(ctx context.Context, dsn, topic string) (commitFunc, func(), error) {
+	pool, err := committerPool(ctx, dsn)
+	if err != nil {
+		return nil, nil, err
+	}
+	return func(ctx context.Context, i int, payload []byte) error {
+		_, err := pool.Exec(ctx, "insert into outbox (id, aggregatetype, aggregateid, type, payload) values (gen_random_uuid(), $1, $2, 'bench.event', $3)", topic, steadyWorkload.key(i), payload)
+		return err
+	}, pool.Close, nil
+}
+
+func commitWatermill(ctx context.Context, dsn, topic string) (commitFunc, func(), error) {
 	pool, err := committerPool(ctx, dsn)
 	if err != nil {
 		return nil, nil, err
@@ -130,7 +114,7 @@ func commitWatermill(ctx context.Context, dsn, topic string) (func(context.Conte
 				return err
 			}
 			m := wmessage.NewMessage(watermill.NewUUID(), payload)
-			m.Metadata.Set("key", fmt.Sprintf("key-%d", i%latencyKeys))
+			m.Metadata.Set("key", steadyWorkload.key(i))
 			return forwarder.NewPublisher(p, forwarder.PublisherConfig{ForwarderTopic: forwarderTopic}).Publish(topic, m)
 		})
 	}, pool.Close, nil
@@ -141,14 +125,16 @@ type latencySample struct {
 	// From is what the time begins at: the intended moment of the commit, so
 	// that an event that had to wait for its turn counts with the waiting
 	// (coordinated omission), or the moment at which its commit was acknowledged.
-	Intended, Acknowledged []float64 // p50, p99, max in ms
+	Intended, Acknowledged []float64 // in ms, sorted
 	Missing                int
 	Late                   float64 // ms that the last commit was behind its time
 	// Idle is the processor time, in percent of a core, of relay and PostgreSQL
 	// while nothing happens.
 	IdleClient, IdleServer float64
-	Client                 float64 // CPU µs an event
+	// CPU µs an event; that of PostgreSQL includes the commits.
+	Client, Server, Broker float64
 	Peak                   int64
+	Verdict                verdict
 }
 
 type timing struct {
@@ -162,14 +148,14 @@ type timing struct {
 func (s *stack) latency(ctx context.Context, a *latencyArm, n int, tm timing, say func(string, ...any)) (_ *latencySample, err error) {
 	name := fmt.Sprintf("latency_%d", n)
 	topic := fmt.Sprintf("latency-%d", n)
-	if err := s.topic(ctx, topic); err != nil {
+	if err := s.topic(ctx, topic, partitions); err != nil {
 		return nil, err
 	}
 	dsn, err := s.database(ctx, name)
 	if err != nil {
 		return nil, err
 	}
-	defer s.pool.Exec(context.WithoutCancel(ctx), "drop database if exists "+name+" with (force)")
+	defer s.dropDatabase(ctx, name)
 	if err := s.prepare(ctx, a, dsn); err != nil {
 		return nil, err
 	}
@@ -192,21 +178,29 @@ func (s *stack) latency(ctx context.Context, a *latencyArm, n int, tm timing, sa
 	if _, err := s.steady(ctx, reader, commit, tm.rate, tm.warm, 0); err != nil {
 		return nil, fmt.Errorf("warm up: %w", err)
 	}
-	client := cpuOf(pid)
+	client, server, broker := cpuOf(pid), cpuOf(s.postgres.PID()), cpuOf(s.kafka.PID())
 	offset := int(float64(tm.rate) * tm.warm.Seconds())
 	sm, err := s.steady(ctx, reader, commit, tm.rate, tm.length, offset)
 	if err != nil {
 		return nil, err
 	}
-	sm.Client = float64((cpuOf(pid) - client).Microseconds()) / (float64(tm.rate) * tm.length.Seconds())
+	per := func(before time.Duration, pid int) float64 {
+		return float64((cpuOf(pid) - before).Microseconds()) / (float64(tm.rate) * tm.length.Seconds())
+	}
+	sm.Client, sm.Server, sm.Broker = per(client, pid), per(server, s.postgres.PID()), per(broker, s.kafka.PID())
 	// Idle: after a pause in which everybody backs off as far as they do.
 	pause(ctx, 2*time.Second)
-	client, server := cpuOf(pid), cpuOf(s.postgres.PID())
+	client, server = cpuOf(pid), cpuOf(s.postgres.PID())
 	began := time.Now()
 	pause(ctx, tm.idle)
 	took := time.Since(began)
 	sm.IdleClient, sm.IdleServer = 100*(cpuOf(pid)-client).Seconds()/took.Seconds(), 100*(cpuOf(s.postgres.PID())-server).Seconds()/took.Seconds()
 	sm.Peak = peakOf(pid)
+	all := steadyWorkload
+	all.Events = offset + int(float64(tm.rate)*tm.length.Seconds())
+	if sm.Verdict, err = s.check(ctx, topic, all.counts()); err != nil {
+		return nil, err
+	}
 	return sm, ctx.Err()
 }
 
@@ -231,15 +225,11 @@ func (s *stack) prepare(ctx context.Context, a *latencyArm, dsn string) error {
 		}
 		return err
 	case a.relay == "fenceline":
-		m, err := migrations.New(conn, migrations.Config{Logger: slog.New(slog.DiscardHandler)})
-		if err == nil {
-			_, err = m.Up(ctx, migrations.UpOptions{})
-		}
-		return err
+		return migrateFenceline(ctx, conn)
 	case a.relay == "watermill forwarder":
 		return initWatermill(ctx, conn)
 	}
-	return nil
+	return createPlain(ctx, conn)
 }
 
 // carry starts the relay of an arm.
@@ -251,44 +241,20 @@ func (s *stack) carry(ctx context.Context, a *latencyArm, dsn, topic string, say
 		}
 		return w.cmd.Process.Pid, w.stop, nil
 	}
-	self, err := os.Executable()
+	c, err := startChild(a.relay, job{dsn: dsn, kafka: s.kafka.Addr(), topic: topic})
 	if err != nil {
 		return 0, nil, err
 	}
-	cmd := exec.Command(self)
-	cmd.Env = job{dsn: dsn, kafka: s.kafka.Addr(), topic: topic}.environ(a.relay)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	var stderr strings.Builder
-	cmd.Stderr = &stderr
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		return 0, nil, err
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		return 0, nil, err
-	}
-	if err := cmd.Start(); err != nil {
-		return 0, nil, err
-	}
-	stop = func() error {
-		_ = in.Close()
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-		return nil
-	}
-	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "ready\n" {
-		return 0, nil, errors.Join(fmt.Errorf("it did not become ready (%q, %v): %s", line, err, tail(stderr.String())), stop())
-	}
-	if _, err := io.WriteString(in, "go\n"); err != nil {
+	stop = func() error { c.kill(); return nil }
+	if err := c.begin(); err != nil {
 		return 0, nil, errors.Join(err, stop())
 	}
-	return cmd.Process.Pid, stop, nil
+	return c.pid(), stop, nil
 }
 
 // steady commits events at a fixed rate, whatever becomes of them (an open
 // loop), and waits for them at the other end. first numbers them on.
-func (s *stack) steady(ctx context.Context, reader *kgo.Client, commit func(context.Context, int, []byte) error, rate int, length time.Duration, first int) (*latencySample, error) {
+func (s *stack) steady(ctx context.Context, reader *kgo.Client, commit commitFunc, rate int, length time.Duration, first int) (*latencySample, error) {
 	n := int(float64(rate) * length.Seconds())
 	acked := make([]time.Duration, n) // since began
 	got := make([]time.Duration, n)
@@ -312,9 +278,8 @@ func (s *stack) steady(ctx context.Context, reader *kgo.Client, commit func(cont
 				return
 			}
 			fetches.EachRecord(func(r *kgo.Record) {
-				i, err := strconv.Atoi(strings.TrimLeft(string(r.Value[:min(20, len(r.Value))]), "0 "))
-				if err == nil && i-1 >= first && i-1-first < n && got[i-1-first] == 0 {
-					got[i-1-first] = now
+				if i, ok := steadyIndex(r); ok && i >= first && i-first < n && got[i-first] == 0 {
+					got[i-first] = now
 					left--
 				}
 			})
@@ -322,33 +287,9 @@ func (s *stack) steady(ctx context.Context, reader *kgo.Client, commit func(cont
 		received <- nil
 	}()
 
-	work := make(chan int, n)
-	var wg sync.WaitGroup
-	var mu sync.Mutex
-	var failed error
-	for range committers {
-		wg.Go(func() {
-			for i := range work {
-				// Numbered from 1: a payload of zeros is none.
-				payload := fmt.Appendf(nil, "%020d%s", first+i+1, strings.Repeat("x", 480))
-				if err := commit(ctx, first+i, payload); err != nil {
-					mu.Lock()
-					failed = errors.Join(failed, err)
-					mu.Unlock()
-					return
-				}
-				acked[i] = time.Since(began)
-			}
-		})
-	}
-	for i := range n {
-		time.Sleep(time.Until(began.Add(time.Duration(i) * interval)))
-		work <- i
-	}
-	close(work)
-	wg.Wait()
-	if failed != nil {
-		return nil, failed
+	// What a failed commit leaves unread is not waited for.
+	if _, err := openLoop(ctx, commit, first, n, began, interval, nil, func(i int) { acked[i] = time.Since(began) }); err != nil {
+		return nil, err
 	}
 	if err := <-received; err != nil {
 		return nil, err
@@ -363,10 +304,52 @@ func (s *stack) steady(ctx context.Context, reader *kgo.Client, commit func(cont
 		intended = append(intended, (got[i]-time.Duration(i)*interval).Seconds()*1e3)
 		acknowledged = append(acknowledged, max(0, (got[i]-acked[i]).Seconds()*1e3))
 	}
-	three := func(v []float64) []float64 {
-		slices.Sort(v)
-		return []float64{percentile(v, 50), percentile(v, 99), percentile(v, 100)}
-	}
-	sm.Intended, sm.Acknowledged = three(intended), three(acknowledged)
+	slices.Sort(intended)
+	slices.Sort(acknowledged)
+	sm.Intended, sm.Acknowledged = intended, acknowledged
 	return sm, nil
+}
+
+// steadyIndex is which event of the steady workload a record is.
+func steadyIndex(r *kgo.Record) (int, bool) {
+	seq, ok := seqOf(r.Value)
+	text, found := strings.CutPrefix(string(r.Key), "key-")
+	key, err := strconv.Atoi(text)
+	return (seq-1)*latencyKeys + key, ok && found && err == nil
+}
+
+// result makes figures of a sample.
+func (s *latencySample) result() result {
+	r := result{verdict: &s.Verdict, figures: map[string]float64{
+		"p50": percentile(s.Intended, 50), "p99": percentile(s.Intended, 99), "max": percentile(s.Intended, 100), "ack50": percentile(s.Acknowledged, 50), "ack99": percentile(s.Acknowledged, 99),
+		"client": s.Client, "server": s.Server, "broker": s.Broker, "idle": s.IdleClient, "idleserver": s.IdleServer, "peak": float64(s.Peak) / (1 << 20), "late": s.Late}}
+	for _, p := range []float64{0, 10, 25, 50, 75, 90, 95, 98, 99, 99.5, 99.8, 99.9} {
+		r.curve = append(r.curve, point{p, percentile(s.Intended, p)})
+	}
+	return r
+}
+
+func (b *bench) latency(ctx context.Context) (*figures, error) {
+	tm := b.size.Latency
+	f := &figures{ID: "latency", Title: "From commit to consumer", Bars: "p50", Curves: &curves{X: "percentile", Y: "from commit to consumer, ms (logarithmic)", Logarithmic: true, Percentiles: true},
+		Text: fmt.Sprintf("%d events a second for %.0f s in an open loop, after %.0f s of the same to warm up. The time begins when an event was due to be committed, so that one that had to wait for its turn counts with the waiting; beside it, from when its commit was acknowledged. PostgreSQL's processor time includes the commits. Idle: relay and PostgreSQL while nothing happens, in percent of a core.", tm.rate, tm.length.Seconds(), tm.warm.Seconds()),
+		Columns: []column{{Key: "p50", Title: "p50 ms", Digits: 1}, {Key: "p99", Title: "p99 ms", Digits: 1}, {Key: "max", Title: "max ms", Brief: true}, {Key: "ack50", Title: "from the acknowledgement: p50", Digits: 1, Brief: true}, {Key: "ack99", Title: "p99", Digits: 1, Brief: true},
+			{Key: "client", Title: "relay CPU µs an event", Brief: true}, {Key: "server", Title: "PostgreSQL", Brief: true}, {Key: "broker", Title: "Kafka", Brief: true},
+			{Key: "idle", Title: "idle %: relay", Digits: 1, Brief: true}, {Key: "idleserver", Title: "PostgreSQL", Digits: 1, Brief: true}, {Key: "peak", Title: "peak MiB", Brief: true}}}
+	var trials []trial
+	n := 0
+	for i := range latencyArms {
+		a := &latencyArms[i]
+		if b.picked(a.name, "") {
+			trials = append(trials, trial{a.name, a.note, "", func(ctx context.Context) (result, error) {
+				n++
+				sm, err := b.stack.latency(ctx, a, n, tm, b.say)
+				if err != nil {
+					return result{}, err
+				}
+				return sm.result(), nil
+			}})
+		}
+	}
+	return f, f.measure(ctx, trials, b.size.LatencyRounds, b.say)
 }

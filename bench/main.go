@@ -2,13 +2,11 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"os"
 	"os/signal"
-	"path/filepath"
 	"slices"
 	"strings"
 	"syscall"
@@ -29,106 +27,133 @@ func main() {
 	}
 }
 
+// bench is a run.
+type bench struct {
+	*stack
+	size size
+	only string
+	// command is how somebody else would start the same run.
+	command string
+	say     func(string, ...any)
+}
+
+// picked: the arm is wanted, or is the one that ratios are to.
+func (b *bench) picked(name, reference string) bool {
+	return b.only == "" || name == reference || slices.ContainsFunc(strings.Split(b.only, ","), func(t string) bool { return strings.Contains(name, t) })
+}
+
+// sections in the order of the page.
+var sections = []struct {
+	id      string
+	measure func(*bench, context.Context) (*figures, error)
+}{
+	{"drain", (*bench).drain},
+	{"latency", (*bench).latency},
+	{"commit", (*bench).commit},
+}
+
 func run() error {
+	var all []string
+	for _, s := range sections {
+		all = append(all, s.id)
+	}
 	var (
-		quick  = flag.Bool("quick", false, "few events and rounds: minutes, for a first look")
-		only   = flag.String("only", "", "run the arms whose names contain one of these texts, separated by commas, and the reference")
-		rounds = flag.Int("rounds", 0, "rounds of each section (default 7, with -quick 3)")
+		short  = flag.Bool("quick", false, "few events and rounds: some ten minutes, for a first look")
+		tiny   = flag.Bool("smoke", false, "less than a minute: a few arms, whose ratios are printed; it fails only if one can't run or its output is wrong")
+		only   = flag.String("only", "", "run the arms whose names contain one of these texts, separated by commas, and those that ratios are to")
+		what   = flag.String("sections", strings.Join(all, ","), "what to measure, separated by commas")
+		rounds = flag.Int("rounds", 0, "rounds of the drain, the commit and the wake section (default 7, with -quick 2)")
 		events = flag.Int("events", 0, "events of a drain (default 200000, with -quick 30000)")
-		what   = flag.String("sections", "drain,latency,commit", "what to measure, separated by commas: drain, latency, commit")
 		rate   = flag.Int("rate", 1000, "events a second of the latency section")
-		out    = flag.String("out", "results", "directory for JSON, Markdown and plots")
+		out    = flag.String("out", "results", "folder for results.json, the page and its plots")
+		from   = flag.String("from", "", "measure nothing, and write the page of this results.json to -out")
 	)
 	flag.Parse()
-	pick := func(v *int, short, long int) {
-		switch {
-		case *v != 0:
-		case *quick:
-			*v = short
-		default:
-			*v = long
+	if *from != "" {
+		r, err := readReport(*from)
+		if err != nil {
+			return err
+		}
+		return r.publish(*out)
+	}
+	b := &bench{size: full(), only: *only}
+	switch {
+	case *tiny:
+		b.size, b.only = smoke(), smokeArms
+		*what = smokeSections
+	case *short:
+		b.size = quick()
+	}
+	if *rounds > 0 {
+		b.size.Rounds = *rounds
+	}
+	if *events > 0 {
+		b.size.Drain.Events = *events
+	}
+	b.size.Latency.rate = *rate
+	wanted := strings.Split(*what, ",")
+	for _, id := range wanted {
+		if !slices.Contains(all, id) {
+			return fmt.Errorf("there is no section %q; there are %s", id, strings.Join(all, ", "))
 		}
 	}
-	pick(rounds, 3, 7)
-	pick(events, 30_000, 200_000)
+	b.command = "make bench"
+	var args []string
+	flag.Visit(func(f *flag.Flag) {
+		if f.Name != "out" { // where it was written to says nothing
+			args = append(args, strings.TrimSuffix("-"+f.Name+"="+f.Value.String(), "=true"))
+		}
+	})
+	if len(args) > 0 {
+		b.command += " ARGS='" + strings.Join(args, " ") + "'"
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	return b.run(ctx, wanted, *out, *tiny)
+}
+
+// run measures the sections, and saves what there is after each of them: an
+// hour's figures are not lost for the last one's failure. With insist it is an
+// error, too, if an arm didn't run or its output is wrong.
+func (b *bench) run(ctx context.Context, wanted []string, out string, insist bool) (err error) {
 	began := time.Now()
-	say := func(format string, args ...any) {
+	b.say = func(format string, args ...any) {
 		fmt.Fprintf(os.Stderr, "%6.1fs  %s\n", time.Since(began).Seconds(), fmt.Sprintf(format, args...))
 	}
-	if err := os.MkdirAll(*out, 0o755); err != nil {
+	if b.stack, err = startStack(ctx, b.say); err != nil {
 		return err
 	}
-	s, err := startStack(ctx, say)
-	if err != nil {
-		return err
-	}
-	say("PostgreSQL %s and Apache Kafka are up", s.postgres.Version())
-	r := newReport(s, *rounds)
-	d := &drainer{stack: s, say: say, w: workload{Events: *events, Keys: 1000, Payload: 512, Transaction: 1000}, workers: map[string]*warmWorker{}}
-	sections := strings.Split(*what, ",")
-	if slices.Contains(sections, "drain") {
-		err = r.drain(ctx, d, pickArms(*only))
-	}
-	err = errors.Join(err, d.close())
-	if err == nil && slices.Contains(sections, "latency") {
-		tm := timing{rate: *rate, length: 20 * time.Second, warm: 10 * time.Second, idle: 10 * time.Second}
-		if *quick {
-			tm.length, tm.warm, tm.idle = 5*time.Second, 5*time.Second, 5*time.Second
+	defer func() { err = errors.Join(err, b.stop()) }()
+	b.say("PostgreSQL %s and Apache Kafka are up", b.postgres.Version())
+	r := newReport(b.stack, b.command, b.size.Name)
+	var failed []error
+	for _, s := range sections {
+		if !slices.Contains(wanted, s.id) {
+			continue
 		}
-		err = r.latency(ctx, s, pickLatency(*only), tm, say)
-	}
-	if err == nil && slices.Contains(sections, "commit") {
-		err = r.commit(ctx, s, pickCommit(*only), time.Second, say)
-	}
-	err = errors.Join(err, s.stop())
-	if err != nil {
-		return err
-	}
-	text, err := json.MarshalIndent(r, "", "  ")
-	if err != nil {
-		return err
-	}
-	page := r.markdown()
-	fmt.Print(page)
-	return errors.Join(
-		os.WriteFile(filepath.Join(*out, "results.json"), text, 0o644),
-		os.WriteFile(filepath.Join(*out, "results.md"), []byte(page), 0o644),
-		r.plots(*out),
-	)
-}
-
-func pickArms(only string) []*arm {
-	var all []*arm
-	for i := range drainArms {
-		a := &drainArms[i]
-		wanted := only == "" || a.name == drainReference || slices.ContainsFunc(strings.Split(only, ","), func(t string) bool { return strings.Contains(a.name, t) })
-		if wanted {
-			all = append(all, a)
+		f, err := s.measure(b, ctx)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if err != nil {
+			b.say("%s can't be measured: %v", s.id, err)
+			r.Failed[s.id] = err.Error()
+			failed = append(failed, fmt.Errorf("%s: %w", s.id, err))
+			continue
+		}
+		r.Sections = append(r.Sections, f)
+		if insist {
+			fmt.Print(f.ratios())
+			failed = append(failed, f.sound())
+		}
+		r.Took = time.Since(began).Round(time.Second).String()
+		if err := r.save(out); err != nil {
+			return err
 		}
 	}
-	return all
-}
-
-func pickLatency(only string) []*latencyArm {
-	var all []*latencyArm
-	for i := range latencyArms {
-		a := &latencyArms[i]
-		if only == "" || slices.ContainsFunc(strings.Split(only, ","), func(t string) bool { return strings.Contains(a.name, t) }) {
-			all = append(all, a)
-		}
+	if !insist {
+		fmt.Print(r.markdown())
 	}
-	return all
-}
-
-func pickCommit(only string) []*commitArm {
-	var all []*commitArm
-	for i := range commitArms {
-		a := &commitArms[i]
-		if only == "" || a.name == commitReference || slices.ContainsFunc(strings.Split(only, ","), func(t string) bool { return strings.Contains(a.name, t) }) {
-			all = append(all, a)
-		}
-	}
-	return all
+	b.say("the page is %s/benchmark.md, the figures are %s/results.json", out, out)
+	return errors.Join(failed...)
 }

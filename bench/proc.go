@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -24,6 +25,15 @@ func cpuOf(pid int) time.Duration {
 	return time.Duration(total) * clockTick
 }
 
+// selfCPU is the processor time of this process without its children.
+func selfCPU() time.Duration {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		return 0
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
 func ticks(pid int, waited bool) int64 {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -39,6 +49,16 @@ func ticks(pid int, waited bool) int64 {
 		n += number(f[13]) + number(f[14])
 	}
 	return n
+}
+
+// alive: the process is there, and has not ended unnoticed.
+func alive(pid int) bool {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return false
+	}
+	f := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
+	return len(f) > 0 && f[0] != "Z"
 }
 
 func number(s string) int64 {

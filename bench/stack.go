@@ -14,8 +14,19 @@ import (
 	"github.com/fenceline/fenceline/internal/devstack/apachekafka"
 )
 
-// partitions of every topic.
+// partitions of every topic, unless their number is what is measured.
 const partitions = 4
+
+// postgresSettings are those of the server, which is durable, as in production.
+// Logical decoding is for Debezium, and is on for everyone: it makes each row's
+// WAL a little larger.
+var postgresSettings = map[string]string{
+	"wal_level": "logical", "shared_buffers": "512MB", "max_wal_size": "4GB", "checkpoint_timeout": "15min", "autovacuum_naptime": "10s",
+}
+
+// kafkaProperties let the broker keep its session while arms have the processors
+// for themselves.
+var kafkaProperties = map[string]string{"broker.session.timeout.ms": "6000", "broker.heartbeat.interval.ms": "1000"}
 
 // stack is the servers that everything is measured on.
 type stack struct {
@@ -34,15 +45,11 @@ func startStack(ctx context.Context, say func(string, ...any)) (_ *stack, err er
 		}
 	}()
 	progress := func(text string) { say("%s", text) }
-	// Durable, as in production. Logical decoding is for Debezium, and is on for
-	// everyone: it makes each row's WAL a little larger.
-	s.postgres, err = devstack.StartPostgres(ctx, devstack.PostgresConfig{Durable: true, Progress: progress, Settings: map[string]string{
-		"wal_level": "logical", "shared_buffers": "512MB", "max_wal_size": "4GB", "checkpoint_timeout": "15min", "autovacuum_naptime": "10s",
-	}})
+	s.postgres, err = devstack.StartPostgres(ctx, devstack.PostgresConfig{Durable: true, Progress: progress, Settings: postgresSettings})
 	if err != nil {
 		return s, err
 	}
-	if s.kafka, err = apachekafka.Start(ctx, apachekafka.Config{Progress: progress, MaxHeapMB: 1024}); err != nil {
+	if s.kafka, err = apachekafka.Start(ctx, apachekafka.Config{Progress: progress, MaxHeapMB: 1024, Properties: kafkaProperties}); err != nil {
 		return s, err
 	}
 	if s.pool, err = pgxpool.New(ctx, s.postgres.DSN("postgres")); err != nil {
@@ -74,25 +81,49 @@ func (s *stack) stop() error {
 	return errors.Join(errs...)
 }
 
-// topic makes an empty topic.
-func (s *stack) topic(ctx context.Context, name string) error {
+// topic makes an empty topic of n partitions.
+func (s *stack) topic(ctx context.Context, name string, n int) error {
 	appendTime := "LogAppendTime"
-	_, err := s.admin.CreateTopic(ctx, partitions, 1, map[string]*string{"message.timestamp.type": &appendTime}, name)
+	_, err := s.admin.CreateTopic(ctx, int32(n), 1, map[string]*string{"message.timestamp.type": &appendTime}, name)
 	if err != nil {
 		return fmt.Errorf("create topic %s: %w", name, err)
 	}
-	return nil
+	// The broker learns of it a moment later than the controller, and until then
+	// tells clients that there is no such topic.
+	for patience := time.Now().Add(30 * time.Second); ; {
+		ends, err := s.admin.ListEndOffsets(ctx, name)
+		if err == nil {
+			err = ends.Error()
+		}
+		if err == nil && len(ends[name]) == n {
+			return nil
+		}
+		if ctx.Err() != nil || time.Now().After(patience) {
+			return fmt.Errorf("topic %s has %d of its %d partitions: %w", name, len(ends[name]), n, errors.Join(err, ctx.Err()))
+		}
+		pause(ctx, 10*time.Millisecond)
+	}
 }
 
-// arrived is the number of records in a topic.
+// arrived is the number of records in a topic. A broker on a machine that is busy
+// with what is measured may be without a leader for a moment; that is no reason to
+// throw a round away.
 func (s *stack) arrived(ctx context.Context, topic string) (int64, error) {
-	ends, err := s.admin.ListEndOffsets(ctx, topic)
-	if err == nil {
-		err = ends.Error()
+	for patience := time.Now().Add(20 * time.Second); ; {
+		ends, err := s.admin.ListEndOffsets(ctx, topic)
+		if err == nil {
+			err = ends.Error()
+		}
+		if err == nil {
+			var n int64
+			ends.Each(func(o kadm.ListedOffset) { n += o.Offset })
+			return n, nil
+		}
+		if ctx.Err() != nil || time.Now().After(patience) {
+			return 0, fmt.Errorf("ask how much of %s has arrived: %w", topic, err)
+		}
+		pause(ctx, 50*time.Millisecond)
 	}
-	var n int64
-	ends.Each(func(o kadm.ListedOffset) { n += o.Offset })
-	return n, err
 }
 
 // database makes an empty database for one arm's run and gives its connection
@@ -104,4 +135,14 @@ func (s *stack) database(ctx context.Context, name string) (string, error) {
 		}
 	}
 	return s.postgres.DSN(name), nil
+}
+
+// dropDatabase and dropTopic clean up after an arm. What stays is in nobody's
+// way, and goes with the servers.
+func (s *stack) dropDatabase(ctx context.Context, name string) {
+	_, _ = s.pool.Exec(context.WithoutCancel(ctx), "drop database if exists "+name+" with (force)")
+}
+
+func (s *stack) dropTopic(ctx context.Context, name string) {
+	_, _ = s.admin.DeleteTopics(context.WithoutCancel(ctx), name)
 }

@@ -29,17 +29,29 @@ func (w workload) payloadSQL() string {
 
 const seqAt, seqDigits = len(`{"seq":"`), 20
 
-// fill runs an insert of rows i in [from, to) until all events are there, a
-// transaction for each piece. $1 and $2 are from and to-1.
+// fill inserts all events and lets the database settle.
 func (w workload) fill(ctx context.Context, conn *pgx.Conn, insert string) error {
+	if err := w.insert(ctx, conn, insert); err != nil {
+		return err
+	}
+	return settle(ctx, conn)
+}
+
+// insert runs an insert of rows i in [from, to) until all events are there, a
+// transaction for each piece. $1 and $2 are from and to-1.
+func (w workload) insert(ctx context.Context, conn *pgx.Conn, insert string) error {
 	for from := 0; from < w.Events; from += w.Transaction {
 		to := min(from+w.Transaction, w.Events)
 		if _, err := conn.Exec(ctx, insert, from, to-1); err != nil {
 			return fmt.Errorf("load events %d to %d: %w", from, to, err)
 		}
 	}
-	// Statistics and visibility are as after a while; what is measured begins
-	// without dirty buffers.
+	return nil
+}
+
+// settle makes statistics and visibility what they are after a while; what is
+// measured begins without dirty buffers.
+func settle(ctx context.Context, conn *pgx.Conn) error {
 	for _, sql := range []string{"vacuum analyze", "checkpoint"} {
 		if _, err := conn.Exec(ctx, sql); err != nil {
 			return err
@@ -51,14 +63,25 @@ func (w workload) fill(ctx context.Context, conn *pgx.Conn, insert string) error
 // fillFenceline puts the events into an outbox as its producers would leave
 // it, without going through the gate for each: the relay can't tell.
 func fillFenceline(ctx context.Context, conn *pgx.Conn, w workload, topic string) error {
+	if err := migrateFenceline(ctx, conn); err != nil {
+		return err
+	}
+	if err := insertFenceline(ctx, conn, w, topic); err != nil {
+		return err
+	}
+	return settle(ctx, conn)
+}
+
+func migrateFenceline(ctx context.Context, conn *pgx.Conn) error {
 	m, err := migrations.New(conn, migrations.Config{Logger: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		return err
+	if err == nil {
+		_, err = m.Up(ctx, migrations.UpOptions{})
 	}
-	if _, err := m.Up(ctx, migrations.UpOptions{}); err != nil {
-		return err
-	}
-	return w.fill(ctx, conn, strings.ReplaceAll(fmt.Sprintf(`
+	return err
+}
+
+func insertFenceline(ctx context.Context, conn *pgx.Conn, w workload, topic string) error {
+	return w.insert(ctx, conn, strings.ReplaceAll(fmt.Sprintf(`
 		insert into fenceline.outbox (id, aggregatetype, aggregateid, type, payload, topic, key, shard, epoch, token, seq, source, contenttype, history)
 		select gen_random_uuid(), 'bench', 'key-' || i %% KEYS, 'bench.event', %s, '%s', 'key-' || i %% KEYS, fenceline._shard('key-' || i %% KEYS),
 		       h.since, 1, i / KEYS + 1, 'bench', 'application/json', case when i / KEYS = 0 then h.since end
@@ -75,8 +98,13 @@ const plainTable = `create table outbox (
   payload    bytea not null,
   created_at timestamptz not null default clock_timestamp())`
 
+func createPlain(ctx context.Context, conn *pgx.Conn) error {
+	_, err := conn.Exec(ctx, plainTable)
+	return err
+}
+
 func fillPlain(ctx context.Context, conn *pgx.Conn, w workload, topic string) error {
-	if _, err := conn.Exec(ctx, plainTable); err != nil {
+	if err := createPlain(ctx, conn); err != nil {
 		return err
 	}
 	return w.fill(ctx, conn, strings.ReplaceAll(fmt.Sprintf(`
