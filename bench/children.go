@@ -68,6 +68,11 @@ func findWorker(name string) worker {
 			return drainArms[i].work
 		}
 	}
+	for i := range applyArms {
+		if applyPrefix+applyArms[i].name == name {
+			return applyArms[i].work
+		}
+	}
 	return nil
 }
 

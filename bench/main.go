@@ -50,6 +50,14 @@ var sections = []struct {
 	{"drain", (*bench).drain},
 	{"latency", (*bench).latency},
 	{"commit", (*bench).commit},
+	{"wake", (*bench).wake},
+	{"apply", (*bench).apply},
+	{"scaling", (*bench).scaling},
+	{"held", (*bench).held},
+	{"outage", (*bench).outage},
+	{"duplicates", (*bench).duplicates},
+	{"wal", (*bench).wal},
+	{"growth", (*bench).growth},
 }
 
 func run() error {

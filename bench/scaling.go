@@ -1,0 +1,213 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/fenceline/fenceline/internal/devstack/apachekafka"
+)
+
+// brokerDelay is how late the broker answers. Relays of one machine share its
+// processors, so that what is looked for shows only where they wait for most of
+// the time: with this delay one relay, which has one request of 500 records at a
+// time on its way to each of four partitions, makes at most 5,000 events a
+// second.
+const brokerDelay = 400 * time.Millisecond
+
+// farStack is the same PostgreSQL with a Kafka of its own, whose every client
+// goes through the proxy.
+type farStack struct {
+	*stack
+	proxy *slowProxy
+}
+
+func startFar(ctx context.Context, s *stack, say func(string, ...any)) (_ *farStack, err error) {
+	far := &farStack{stack: &stack{postgres: s.postgres, pool: s.pool}}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, far.close())
+		}
+	}()
+	if far.proxy, err = newSlowProxy(); err != nil {
+		return far, err
+	}
+	properties := maps.Clone(kafkaProperties)
+	properties["advertised.listeners"] = "PLAINTEXT://" + far.proxy.addr()
+	far.kafka, err = apachekafka.Start(ctx, apachekafka.Config{MaxHeapMB: 512, Properties: properties, Progress: func(text string) { say("%s", text) }})
+	if err != nil {
+		return far, err
+	}
+	far.proxy.to(far.kafka.Addr())
+	// Who looks on goes past the proxy, whatever address the broker gives.
+	direct := kgo.Dialer(func(ctx context.Context, network, _ string) (net.Conn, error) {
+		var d net.Dialer
+		return d.DialContext(ctx, network, far.kafka.Addr())
+	})
+	if far.client, err = kgo.NewClient(kgo.SeedBrokers(far.kafka.Addr()), direct); err != nil {
+		return far, err
+	}
+	far.admin = kadm.NewClient(far.client)
+	return far, nil
+}
+
+func (f *farStack) close() error {
+	if f.client != nil {
+		f.client.Close()
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	var errs []error
+	if f.kafka != nil {
+		errs = append(errs, f.kafka.Stop(ctx))
+	}
+	if f.proxy != nil {
+		errs = append(errs, f.proxy.close())
+	}
+	return errors.Join(errs...)
+}
+
+// scale lets some relays share a backlog that appears all at once.
+func (f *farStack) scale(ctx context.Context, w workload, instances, n int) (_ result, err error) {
+	f.proxy.setDelay(0)
+	topic, database := fmt.Sprintf("scaling-%d", n), fmt.Sprintf("scaling_%d", n)
+	if err := f.topic(ctx, topic, partitions); err != nil {
+		return result{}, err
+	}
+	dsn, err := f.database(ctx, database)
+	if err != nil {
+		return result{}, err
+	}
+	defer f.dropDatabase(ctx, database)
+	pool, err := pgxpool.New(ctx, dsn)
+	if err != nil {
+		return result{}, err
+	}
+	defer pool.Close()
+	conn, err := pgx.Connect(ctx, dsn)
+	if err != nil {
+		return result{}, err
+	}
+	defer conn.Close(context.WithoutCancel(ctx))
+	if err := migrateFenceline(ctx, conn); err != nil {
+		return result{}, err
+	}
+	var relays []*childProcess
+	defer func() {
+		for _, c := range relays {
+			c.kill()
+		}
+	}()
+	for range instances {
+		c, err := startChild("fenceline", job{dsn: dsn, kafka: f.proxy.addr(), topic: topic})
+		if err != nil {
+			return result{}, err
+		}
+		relays = append(relays, c)
+		if err := c.begin(); err != nil {
+			return result{}, err
+		}
+	}
+	if err := awaitShares(ctx, pool, instances); err != nil {
+		return result{}, err
+	}
+	f.proxy.setDelay(brokerDelay)
+	if err := insertFenceline(ctx, conn, w, topic); err != nil {
+		return result{}, err
+	}
+	var from time.Time
+	var base int64
+	cpu := func() (d time.Duration) {
+		for _, c := range relays {
+			d += cpuOf(c.pid())
+		}
+		return d
+	}
+	client, server, broker := cpu(), cpuOf(f.postgres.PID()), cpuOf(f.kafka.PID())
+	for patience := time.Now().Add(2 * time.Minute); ; {
+		got, err := f.arrived(ctx, topic)
+		if err != nil {
+			return result{}, err
+		}
+		if from.IsZero() && got > 0 { // they have found their topic
+			from, base = time.Now(), got
+		}
+		if got >= int64(w.Events) {
+			break
+		}
+		if time.Now().After(patience) {
+			return result{}, fmt.Errorf("%d of %d events have arrived after two minutes", got, w.Events)
+		}
+		pause(ctx, 10*time.Millisecond)
+	}
+	took := time.Since(from)
+	per := func(d time.Duration) float64 { return float64(d.Microseconds()) / float64(w.Events) }
+	res := result{figures: map[string]float64{"rate": float64(int64(w.Events)-base) / took.Seconds(),
+		"client": per(cpu() - client), "server": per(cpuOf(f.postgres.PID()) - server), "broker": per(cpuOf(f.kafka.PID()) - broker)}}
+	var peak int64
+	for _, c := range relays {
+		peak = max(peak, peakOf(c.pid()))
+	}
+	res.figures["peak"] = float64(peak) / (1 << 20)
+	f.proxy.setDelay(0)
+	v, err := f.check(ctx, topic, w.counts())
+	res.verdict = &v
+	return res, err
+}
+
+// awaitShares waits until the relays have shared the shards out evenly.
+func awaitShares(ctx context.Context, pool *pgxpool.Pool, instances int) error {
+	for patience := time.Now().Add(time.Minute); ; {
+		var holders, least, all int
+		err := pool.QueryRow(ctx, `select count(*), coalesce(min(n), 0), coalesce(sum(n), 0) from
+			(select count(*) n from fenceline.lease where key like 'fenceline:%' and expires_at > clock_timestamp() group by holder) h`).Scan(&holders, &least, &all)
+		if err != nil {
+			return err
+		}
+		if holders == instances && all == 64 && least == 64/instances {
+			return nil
+		}
+		if time.Now().After(patience) {
+			return fmt.Errorf("after a minute %d relays have %d shards, the one with the fewest %d", holders, all, least)
+		}
+		pause(ctx, 20*time.Millisecond)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+	}
+}
+
+func (b *bench) scaling(ctx context.Context) (*figures, error) {
+	w := b.size.Drain
+	w.Events, w.Keys = b.size.Scaling, 10_000
+	w.Transaction = w.Events // all of it becomes visible at the same moment
+	f := &figures{ID: "scaling", Title: "More relays", Bars: "ratio", Ours: true,
+		Text: fmt.Sprintf("A backlog of %d events of %d keys is committed at once, and drained by some instances of the relay, processes of their own, over a broker that answers %d ms late (a proxy holds its answers back). With it an instance waits for most of the time; without it they would compete for this machine's processors. Timed from the first record that arrives to the last.", w.Events, w.Keys, brokerDelay.Milliseconds()),
+		Columns: []column{{Key: "ratio", Title: "of one", Digits: 2, RatioOf: "rate"}, {Key: "rate", Title: "events/s", Brief: true},
+			{Key: "client", Title: "client CPU µs an event", Digits: 1, Brief: true}, {Key: "server", Title: "PostgreSQL", Digits: 1, Brief: true}, {Key: "broker", Title: "Kafka", Digits: 1, Brief: true}, {Key: "peak", Title: "peak MiB of an instance", Brief: true}}}
+	b.say("scaling: starting a Kafka behind a proxy")
+	far, err := startFar(ctx, b.stack, b.say)
+	if err != nil {
+		return f, err
+	}
+	n := 0
+	one := "one instance"
+	var trials []trial
+	for _, instances := range []int{1, 2, 4} {
+		name := map[int]string{1: one, 2: "two", 4: "four"}[instances]
+		trials = append(trials, trial{name, "relay run, as it comes", one, func(ctx context.Context) (result, error) {
+			n++
+			return far.scale(ctx, w, instances, n)
+		}})
+	}
+	err = f.measure(ctx, trials, b.size.ScalingRounds, b.say)
+	return f, errors.Join(err, far.close())
+}
