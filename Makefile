@@ -49,6 +49,14 @@ long: ## Run the long suites at full length, against Apache Kafka
 bench: ## Measure against the field, an hour; ARGS=-quick for minutes (bench/README.md)
 	cd bench && go run . $(ARGS)
 
+.PHONY: bench-page
+bench-page: ## Write docs/benchmark.md and its plots from the figures of the last "make bench"
+	cd bench && go run . -from results/results.json -out $(CURDIR)/docs
+
+.PHONY: bench-smoke
+bench-smoke: ## A minute of the benchmark: ratios to look at; fails only if an arm can't run or its output is wrong
+	cd bench && go run . -smoke -out results/smoke
+
 .PHONY: bench-fencing
 bench-fencing: ## Print what a fenced commit costs, as ratios (docs/performance.md)
 	go test ./fencing -run '^$$' -bench 'CommitAgainstAPlainTransaction|UnderAHeldSnapshot|TakeoverUnderLoad|RenewalOfAThousandLeases' -benchtime 1x -timeout 1h $(ARGS)
@@ -79,8 +87,9 @@ fmt: ## Format all Go code
 	gofmt -w .
 
 .PHONY: tidy
-tidy: ## Tidy the modules: ours and those of the pinned tools
+tidy: ## Tidy the modules: ours, the benchmark's and those of the pinned tools
 	go mod tidy
+	go -C bench mod tidy
 	go -C tools/lint mod tidy
 	go -C tools/vuln mod tidy
 
@@ -88,9 +97,12 @@ tidy: ## Tidy the modules: ours and those of the pinned tools
 lint: bin/golangci-lint ## Check formatting, modules, go vet and the linters
 	@unformatted=$$(gofmt -l .); if [ -n "$$unformatted" ]; then echo "not formatted, run make fmt:"; echo "$$unformatted"; exit 1; fi
 	go mod tidy -diff
+	go -C bench mod tidy -diff
 	go vet ./...
 	go vet -tags debezium ./internal/e2e/debezium
+	go -C bench vet ./...
 	bin/golangci-lint run
+	cd bench && $(CURDIR)/bin/golangci-lint run
 
 .PHONY: vuln
 vuln: bin/govulncheck ## Look for known vulnerabilities in what is built
