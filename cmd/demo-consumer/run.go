@@ -28,6 +28,10 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err := config.Parse(s, args, stdout); err != nil {
 		return err
 	}
+	security, err := kafka.Open()
+	if err != nil {
+		return err
+	}
 	log := d.log.Logger(stderr)
 	pool, model, err := d.open(ctx)
 	if err != nil {
@@ -40,12 +44,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err := kafka.Reach(ctx); err != nil {
 		return err
 	}
-	encryption, login, err := kafka.Security.Open()
-	if err != nil {
-		return &config.UsageError{Err: err}
-	}
 	source, err := kafkasource.New(kafkasource.Config{
-		Brokers: kafka.Brokers, Group: name, Topics: []string{topic}, ClientID: program, TLS: encryption, SASL: login, Logger: log,
+		Brokers: kafka.Brokers, Group: name, Topics: []string{topic}, ClientID: program, TLS: security.TLS, SASL: security.SASL, Logger: log,
 	})
 	if err != nil {
 		return err

@@ -16,7 +16,7 @@ import (
 func doctor(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	var (
 		o       operation
-		brokers config.Kafka
+		kafka   brokers
 		topics  []string
 		cfg     relay.Config
 		keep    time.Duration
@@ -25,13 +25,22 @@ func doctor(ctx context.Context, args []string, stdout, stderr io.Writer) error 
 	s := config.New("relay doctor", "Examines what a relay rests on: database, schema, roles, settings, history, the outbox and its open transactions, and with -kafka the brokers and topics. "+
 		"It prints each finding with its remedy, changes nothing, and exits with 1 if something is wrong, with 0 if there are warnings at most. A login with the role <schema>_monitor sees everything of the database.")
 	o.postgres.Register(s)
-	brokers.RegisterOptional(s)
+	kafka.RegisterOptional(s)
 	s.List(&topics, "topics", "TOPICS", "", "topics to look at besides those that events were appended to, separated by commas")
 	s.Duration(&keep, "retention", "RETENTION", 7*24*time.Hour, 0, 10*365*24*time.Hour, "how long the relay is told to keep published events")
 	s.Duration(&timeout, "timeout", "", time.Minute, time.Second, time.Hour, "time that all of it may take")
 	s.Bool(&o.asJSON, "json", "", "print one JSON object")
 	if err := config.Parse(s, args, stdout); err != nil {
 		return err
+	}
+	cfg.Schema, cfg.Logger = o.postgres.Schema, slog.New(slog.DiscardHandler)
+	var p *kafkapub.Publisher
+	if len(kafka.Brokers) > 0 {
+		var err error
+		if p, err = kafka.publisher(kafkapub.Config{Timeout: askTimeout, Logger: cfg.Logger}); err != nil {
+			return err
+		}
+		defer p.Close() //nolint:errcheck // at the end of the process
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -40,23 +49,13 @@ func doctor(ctx context.Context, args []string, stdout, stderr io.Writer) error 
 		return err
 	}
 	defer pool.Close()
-	cfg.Schema, cfg.Logger = o.postgres.Schema, slog.New(slog.DiscardHandler)
 	if keep > 0 {
 		cfg.Retention = &relay.RetentionConfig{Keep: keep}
 	}
 	var r doctorReport
 	var publisher relay.Publisher
-	if len(brokers.Brokers) > 0 {
-		encryption, login, err := brokers.Security.Open()
-		if err != nil {
-			return &config.UsageError{Err: err}
-		}
-		p, err := kafkapub.New(kafkapub.Config{Brokers: brokers.Brokers, Timeout: 10 * time.Second, TLS: encryption, SASL: login, Logger: cfg.Logger})
-		if err != nil {
-			return &config.UsageError{Err: err}
-		}
-		defer p.Close() //nolint:errcheck // at the end of the process
-		if err := brokers.Reach(ctx); err != nil {
+	if p != nil {
+		if err := kafka.Reach(ctx); err != nil {
 			r.add(relay.Finding{About: "kafka", Grade: relay.Bad, Text: err.Error()})
 		} else {
 			publisher = p
@@ -65,7 +64,7 @@ func doctor(ctx context.Context, args []string, stdout, stderr io.Writer) error 
 	for _, f := range relay.Examine(ctx, pool, publisher, topics, cfg) {
 		r.add(f)
 	}
-	if len(brokers.Brokers) == 0 {
+	if p == nil {
 		r.add(relay.Finding{About: "kafka", Grade: relay.Worth, Text: "not looked at", Remedy: "name brokers with -kafka"})
 	}
 	if err := o.print(stdout, r); err != nil {

@@ -18,7 +18,7 @@ import (
 func republish(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	var (
 		o                        operation
-		kafka                    config.Kafka
+		kafka                    brokers
 		log                      config.Log
 		cfg                      relay.RepublishConfig
 		timeout                  time.Duration
@@ -57,23 +57,19 @@ func republish(ctx context.Context, args []string, stdout, stderr io.Writer) err
 			cfg.Logger.Info("republishing", "records", r.Events+r.Markers+r.Ends, "last_pos", r.LastPos)
 		}
 	}
+	publisher, err := kafka.publisher(kafkapub.Config{Timeout: timeout, Logger: cfg.Logger})
+	if err != nil {
+		return err
+	}
+	defer publisher.Close() //nolint:errcheck // at the end of the process
 	pool, err := o.postgres.Open(ctx, s.Name)
 	if err != nil {
 		return err
 	}
 	defer pool.Close()
-	encryption, login, err := kafka.Security.Open()
-	if err != nil {
-		return &config.UsageError{Err: err}
-	}
 	if err := kafka.Reach(ctx); err != nil {
 		return err
 	}
-	publisher, err := kafkapub.New(kafkapub.Config{Brokers: kafka.Brokers, Timeout: timeout, TLS: encryption, SASL: login, Logger: cfg.Logger})
-	if err != nil {
-		return &config.UsageError{Err: err}
-	}
-	defer publisher.Close() //nolint:errcheck // at the end of the process
 	report, err := relay.Republish(ctx, pool, publisher, cfg)
 	r := newRepublishReport(cfg.DryRun, report)
 	if err != nil && r.Events+r.Markers+r.Ends == 0 {

@@ -18,7 +18,7 @@ import (
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	var (
 		postgres config.Postgres
-		kafka    config.Kafka
+		kafka    brokers
 		log      config.Log
 		topics   []string
 		timeout  time.Duration
@@ -57,10 +57,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err := cfg.Validate(); err != nil {
 		return &config.UsageError{Err: err}
 	}
-	encryption, login, err := kafka.Security.Open()
+	publisher, err := kafka.publisher(kafkapub.Config{Timeout: timeout, Compression: compression, Logger: cfg.Logger})
 	if err != nil {
-		return &config.UsageError{Err: err}
+		return err
 	}
+	defer publisher.Close() //nolint:errcheck // at the end of the process
 	pool, err := postgres.Open(ctx, "relay")
 	if err != nil {
 		return err
@@ -69,11 +70,6 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err := kafka.Reach(ctx); err != nil {
 		return err
 	}
-	publisher, err := kafkapub.New(kafkapub.Config{Brokers: kafka.Brokers, Timeout: timeout, Compression: compression, TLS: encryption, SASL: login, Logger: cfg.Logger})
-	if err != nil {
-		return &config.UsageError{Err: err}
-	}
-	defer publisher.Close() //nolint:errcheck // at the end of the process
 	if err := checkTopics(ctx, publisher, topics, timeout); err != nil {
 		return err
 	}

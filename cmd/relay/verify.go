@@ -11,7 +11,6 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/fenceline/fenceline/consumer/kafkasource"
 	"github.com/fenceline/fenceline/internal/config"
 	"github.com/fenceline/fenceline/internal/schema"
 	"github.com/fenceline/fenceline/internal/topiclog"
@@ -21,7 +20,7 @@ import (
 func verifyAll(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	var (
 		postgres  config.Postgres
-		kafka     config.Kafka
+		kafka     brokers
 		log       config.Log
 		topics    []string
 		consumers []string
@@ -45,6 +44,11 @@ func verifyAll(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	if err := config.Parse(s, args, stdout); err != nil {
 		return err
 	}
+	reader, err := kafka.log()
+	if err != nil {
+		return err
+	}
+	defer reader.Close()
 	pool, err := postgres.Open(ctx, "relay verify")
 	if err != nil {
 		return err
@@ -60,11 +64,6 @@ func verifyAll(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	if err := kafka.Reach(ctx); err != nil {
 		return err
 	}
-	reader, err := kafkasource.OpenLog(kafkasource.LogConfig{Brokers: kafka.Brokers})
-	if err != nil {
-		return &config.UsageError{Err: err}
-	}
-	defer reader.Close()
 	logger := log.Logger(stderr)
 	out := &findings{w: stdout, json: asJSON, limit: limit}
 	told := time.Now()

@@ -29,6 +29,23 @@ func (k *Kafka) RegisterOptional(s *Set) {
 	k.security(s)
 }
 
+// flags are the settings of a kafkasec.Config by the flags below.
+var flags = kafkasec.Names{
+	"TLS": "-kafka-tls", "CAFile": "-kafka-ca-file", "CertFile": "-kafka-cert-file", "KeyFile": "-kafka-key-file", "ServerName": "-kafka-server-name",
+	"Mechanism": "-kafka-sasl", "User": "-kafka-user", "Password": "-kafka-password",
+}
+
+// Open gives what a Kafka client wants for these settings. Every command opens
+// its clients with it, so that none of them forgets to encrypt or to log in. The
+// error is a *UsageError, by the names of the flags.
+func (k *Kafka) Open() (kafkasec.Client, error) {
+	client, err := k.Security.OpenAs(flags)
+	if err != nil {
+		return client, &UsageError{err}
+	}
+	return client, nil
+}
+
 func (k *Kafka) security(s *Set) {
 	c := &k.Security
 	s.Bool(&c.TLS, "kafka-tls", "KAFKA_TLS", "encrypt the connections to Kafka, and check the brokers' certificates")

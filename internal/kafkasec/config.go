@@ -43,53 +43,95 @@ type Config struct {
 	Password Secret
 }
 
-// Validate reports everything that is wrong with c, each with the remedy. It
-// reads no file.
-func (c Config) Validate() error {
-	var errs []error
-	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf("kafkasec: "+format, args...)) }
-	if !c.TLS && (c.CAFile != "" || c.CertFile != "" || c.KeyFile != "" || c.ServerName != "") {
-		bad("certificates or a server name are set, but TLS is off: turn it on")
+// Names says what the fields of a [Config] are called where somebody sets them,
+// such as "-kafka-tls" for "TLS", so that an error names what is to be changed. A
+// field that isn't in it, and all of a nil Names, goes by its own name.
+type Names map[string]string
+
+func (n Names) of(field string) string {
+	if name := n[field]; name != "" {
+		return name
 	}
-	if (c.CertFile == "") != (c.KeyFile == "") {
-		bad("a client certificate and its key go together: set both or neither")
+	return field
+}
+
+// Validate reports everything that is wrong with c, each with the setting that
+// it is about and the remedy. It reads no file.
+func (c Config) Validate() error { return c.validate(nil) }
+
+func (c Config) validate(names Names) error {
+	var errs []error
+	bad := func(field, format string, args ...any) {
+		errs = append(errs, fmt.Errorf("kafkasec: %s: "+format, append([]any{names.of(field)}, args...)...))
+	}
+	if !c.TLS {
+		for _, f := range []struct{ field, value string }{{"CAFile", c.CAFile}, {"CertFile", c.CertFile}, {"KeyFile", c.KeyFile}, {"ServerName", c.ServerName}} {
+			if f.value != "" {
+				bad(f.field, "it is set, but TLS is off: turn it on with %s", names.of("TLS"))
+			}
+		}
+	}
+	switch {
+	case c.CertFile != "" && c.KeyFile == "":
+		bad("KeyFile", "it is missing, and %s is set: set both or neither", names.of("CertFile"))
+	case c.CertFile == "" && c.KeyFile != "":
+		bad("CertFile", "it is missing, and %s is set: set both or neither", names.of("KeyFile"))
 	}
 	switch strings.ToLower(c.Mechanism) {
 	case "":
 		if c.User != "" || c.Password != "" {
-			bad("a user or password is set, but no mechanism: choose %s, %s or %s", Plain, ScramSHA256, ScramSHA512)
+			bad("Mechanism", "it is missing, and a user or password is set: choose %s, %s or %s", Plain, ScramSHA256, ScramSHA512)
 		}
 	case Plain, ScramSHA256, ScramSHA512:
-		if c.User == "" || c.Password == "" {
-			bad("%s needs a user and a password: set both", c.Mechanism)
+		for _, f := range []struct {
+			field string
+			empty bool
+		}{{"User", c.User == ""}, {"Password", c.Password == ""}} {
+			if f.empty {
+				bad(f.field, "it is missing: %s needs a user and a password", c.Mechanism)
+			}
 		}
 		if strings.ToLower(c.Mechanism) == Plain && !c.TLS {
-			bad("plain would send the password in the clear: turn TLS on, or use %s", ScramSHA512)
+			bad("Mechanism", "%s would send the password in the clear: turn TLS on with %s, or use %s", Plain, names.of("TLS"), ScramSHA512)
 		}
 	default:
-		bad("mechanism %q is not known: use %s, %s or %s", c.Mechanism, Plain, ScramSHA256, ScramSHA512)
+		bad("Mechanism", "%q is not known: use %s, %s or %s", c.Mechanism, Plain, ScramSHA256, ScramSHA512)
 	}
 	return errors.Join(errs...)
+}
+
+// Client is what a Kafka client wants.
+type Client struct {
+	// TLS is nil for plain connections.
+	TLS *tls.Config
+	// SASL is nil for no authentication.
+	SASL sasl.Mechanism
 }
 
 // Open validates c, reads its files, and gives what a Kafka client wants; nil
 // stands for plain connections, and for no authentication.
 func (c Config) Open() (*tls.Config, sasl.Mechanism, error) {
-	if err := c.Validate(); err != nil {
-		return nil, nil, err
+	client, err := c.OpenAs(nil)
+	return client.TLS, client.SASL, err
+}
+
+// OpenAs is Open with errors that call the settings by their names.
+func (c Config) OpenAs(names Names) (Client, error) {
+	if err := c.validate(names); err != nil {
+		return Client{}, err
 	}
-	t, err := c.tls()
+	t, err := c.tls(names)
 	if err != nil {
-		return nil, nil, err
+		return Client{}, err
 	}
 	m, err := c.mechanism()
 	if err != nil {
-		return nil, nil, fmt.Errorf("kafkasec: %s: %w", c.Mechanism, err)
+		return Client{}, fmt.Errorf("kafkasec: %s: %w", names.of("Password"), err)
 	}
-	return t, Hide(m), nil
+	return Client{t, Hide(m)}, nil
 }
 
-func (c Config) tls() (*tls.Config, error) {
+func (c Config) tls(names Names) (*tls.Config, error) {
 	if !c.TLS {
 		return nil, nil
 	}
@@ -97,17 +139,17 @@ func (c Config) tls() (*tls.Config, error) {
 	if c.CAFile != "" {
 		pem, err := os.ReadFile(c.CAFile)
 		if err != nil {
-			return nil, fmt.Errorf("kafkasec: authorities: %w", err)
+			return nil, fmt.Errorf("kafkasec: %s: %w: it must name a readable file", names.of("CAFile"), err)
 		}
 		t.RootCAs = x509.NewCertPool()
 		if !t.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("kafkasec: authorities: %s holds no certificate in PEM", c.CAFile)
+			return nil, fmt.Errorf("kafkasec: %s: %s holds no certificate in PEM", names.of("CAFile"), c.CAFile)
 		}
 	}
 	if c.CertFile != "" {
 		pair, err := tls.LoadX509KeyPair(c.CertFile, c.KeyFile)
 		if err != nil {
-			return nil, fmt.Errorf("kafkasec: client certificate %s with key %s: %w", c.CertFile, c.KeyFile, err)
+			return nil, fmt.Errorf("kafkasec: %s %s with %s %s: %w", names.of("CertFile"), c.CertFile, names.of("KeyFile"), c.KeyFile, err)
 		}
 		t.Certificates = []tls.Certificate{pair}
 	}

@@ -59,11 +59,14 @@ func TestWhatDoesNotFitTogetherIsSaidWithTheRemedy(t *testing.T) {
 		config kafkasec.Config
 		want   string
 	}{
-		{kafkasec.Config{CAFile: "ca.pem"}, "TLS is off"},
-		{kafkasec.Config{TLS: true, CertFile: "c.pem"}, "set both or neither"},
-		{kafkasec.Config{User: "relay"}, "no mechanism"},
+		{kafkasec.Config{CAFile: "ca.pem"}, "CAFile: it is set, but TLS is off"},
+		{kafkasec.Config{TLS: true, CertFile: "c.pem"}, "KeyFile: it is missing"},
+		{kafkasec.Config{TLS: true, KeyFile: "k.pem"}, "CertFile: it is missing"},
+		{kafkasec.Config{User: "relay"}, "Mechanism: it is missing"},
 		{kafkasec.Config{Mechanism: "gssapi", User: "u", Password: password}, `"gssapi" is not known`},
-		{kafkasec.Config{TLS: true, Mechanism: "plain", User: "u"}, "needs a user and a password"},
+		{kafkasec.Config{TLS: true, Mechanism: "plain", User: "u"}, "Password: it is missing: plain needs"},
+		{kafkasec.Config{Mechanism: "scram-sha-256", Password: password}, "User: it is missing"},
+		{kafkasec.Config{ServerName: "broker"}, "ServerName: it is set, but TLS is off"},
 		{kafkasec.Config{Mechanism: "PLAIN", User: "u", Password: password}, "in the clear"},
 		{kafkasec.Config{TLS: true, CAFile: "/does/not/exist"}, "no such file"},
 		{kafkasec.Config{TLS: true, CertFile: "/does/not/exist", KeyFile: "/nor/this"}, "no such file"},
@@ -79,6 +82,33 @@ func TestWhatDoesNotFitTogetherIsSaidWithTheRemedy(t *testing.T) {
 	}
 	if _, _, err := (kafkasec.Config{TLS: true, CAFile: empty}).Open(); err == nil || !strings.Contains(err.Error(), "holds no certificate") {
 		t.Errorf("got %v", err)
+	}
+}
+
+func TestAnErrorCallsASettingAsWhoeverSetsItDoes(t *testing.T) {
+	t.Parallel()
+	names := kafkasec.Names{"TLS": "-tls", "CAFile": "-ca", "CertFile": "-cert", "KeyFile": "-key", "Mechanism": "-sasl", "User": "-user", "Password": "-password"}
+	empty := filepath.Join(t.TempDir(), "empty.pem")
+	if err := os.WriteFile(empty, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		config kafkasec.Config
+		want   string
+	}{
+		{kafkasec.Config{CAFile: "ca.pem"}, "-ca: it is set, but TLS is off: turn it on with -tls"},
+		{kafkasec.Config{TLS: true, CertFile: "c.pem"}, "-key: it is missing, and -cert is set"},
+		{kafkasec.Config{User: "relay"}, "-sasl: it is missing"},
+		{kafkasec.Config{Mechanism: "plain", User: "u", Password: password}, "with -tls"},
+		{kafkasec.Config{Mechanism: "scram-sha-256"}, "-password: it is missing"},
+		{kafkasec.Config{TLS: true, CAFile: "/does/not/exist"}, "-ca: open /does/not/exist"},
+		{kafkasec.Config{TLS: true, CAFile: empty}, "-ca: " + empty + " holds no certificate"},
+		{kafkasec.Config{TLS: true, CertFile: empty, KeyFile: empty}, "-cert " + empty + " with -key " + empty},
+		{kafkasec.Config{ServerName: "broker"}, "ServerName: it is set"}, // not among the names
+	} {
+		if _, err := c.config.OpenAs(names); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%+v: got %v, want a word about %q", c.config, err, c.want)
+		}
 	}
 }
 
