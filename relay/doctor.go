@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fenceline/fenceline/internal/dbcheck"
@@ -49,6 +50,7 @@ func Examine(ctx context.Context, pool *pgxpool.Pool, publisher Publisher, topic
 		e.bad("configuration", err.Error(), "")
 		return e.findings
 	}
+	var known []string // nil: it isn't known which there are
 	if e.schema() {
 		e.settings()
 		e.history()
@@ -58,10 +60,10 @@ func Examine(ctx context.Context, pool *pgxpool.Pool, publisher Publisher, topic
 		e.outbox()
 		e.blockers()
 		e.paused()
-		topics = e.topics(topics)
+		known = e.topics()
 	}
 	if publisher != nil {
-		e.kafka(publisher, topics)
+		e.kafka(publisher, known, topics)
 	}
 	return e.findings
 }
@@ -199,7 +201,7 @@ func (e *exam) outbox() {
 		e.bad("outbox", "it has a DEFAULT partition, which keeps others from being attached", "detach it, and move its rows into the partitions of their positions")
 	}
 	if o.Runway < 1<<32 {
-		e.bad("outbox", fmt.Sprintf("only %d more events can be appended", o.Runway), `run "relay retention", which creates the next partition; if that fails, its error says why`)
+		e.bad("outbox", "only "+count(int(o.Runway), "more event")+" can be appended", `run "relay retention", which creates the next partition; if that fails, its error says why`)
 	}
 	overdue := 0
 	for _, p := range o.Partitions {
@@ -209,7 +211,7 @@ func (e *exam) outbox() {
 		}
 	}
 	if o.Runway >= 1<<32 && !spare && overdue == 0 {
-		e.good("outbox", "%d partitions, %d MB", len(o.Partitions), o.Bytes>>20)
+		e.good("outbox", "%s, %d MB", count(len(o.Partitions), "partition"), o.Bytes>>20)
 	}
 }
 
@@ -257,29 +259,47 @@ func (e *exam) paused() {
 	}
 }
 
-// topics are those that streams are in, and the caller's.
-func (e *exam) topics(more []string) []string {
-	var known []string
+// topicLimit bounds how many topics are looked at.
+const topicLimit = 1000
+
+// topics are those that events were ever appended to; nil if that can't be seen.
+func (e *exam) topics() []string {
+	known := []string{}
 	// By the index: one look for each topic, however many streams there are.
-	if e.query("topics", `with recursive t(topic) as (
+	if !e.query("topics", `with recursive t(topic) as (
 		(select topic from @schema@.head order by topic limit 1)
 		union all select (select h.topic from @schema@.head h where h.topic > t.topic order by h.topic limit 1) from t where t.topic is not null)
-		select coalesce(array_agg(topic), '{}') from (select topic from t where topic is not null limit 1000) u`, nil, &known) {
-		known = append(known, more...)
-	} else {
-		known = more
+		select coalesce(array_agg(topic), '{}') from (select topic from t where topic is not null limit $1) u`, []any{topicLimit + 1}, &known) {
+		return nil
 	}
-	slices.Sort(known)
-	return slices.Compact(known)
+	if len(known) > topicLimit {
+		known = known[:topicLimit]
+		e.worth("topics", fmt.Sprintf("there are more than %d, and only the first ones are looked at", topicLimit), "name others with -topics")
+	}
+	return known
 }
 
-func (e *exam) kafka(publisher Publisher, topics []string) {
-	if len(topics) == 0 {
+func (e *exam) kafka(publisher Publisher, known, more []string) {
+	topics := slices.Concat(known, more)
+	slices.Sort(topics)
+	topics = slices.Compact(topics)
+	switch {
+	case known == nil:
+		e.worth("topics", "to which ones events were appended can't be seen, so only those that were named are looked at", "mend what keeps the database from being looked at, or name the topics with -topics")
+	case len(topics) == 0:
 		e.worth("topics", "there are no events yet, so no topic is known", "name the topics to look at with -topics")
 	}
 	for _, name := range topics {
 		about := "topic " + name
-		pinned, retired := e.pin(name)
+		var pinned int
+		var retired bool
+		if known != nil { // else there is no schema to ask
+			var err error
+			if pinned, retired, err = e.pin(name); err != nil {
+				e.bad(about, "what the relay has noted about it can't be looked at: "+err.Error(), "")
+				continue
+			}
+		}
 		if retired {
 			e.worth(about, "it is retired: what is appended to it is given up", "stop appending to it, or take it back with \"relay topic accept\"")
 			continue
@@ -297,17 +317,38 @@ func (e *exam) kafka(publisher Publisher, topics []string) {
 		case err != nil:
 			e.bad(about, "can't be looked at: "+err.Error(), "see that the brokers are up, and that this login may describe the topic and its configuration")
 		default:
-			e.good(about, "%d partitions, max.message.bytes %d", topic.Partitions, topic.MaxMessageBytes)
+			e.good(about, "%s, max.message.bytes %d", count(topic.Partitions, "partition"), topic.MaxMessageBytes)
+			e.writable(publisher, about, name)
 		}
 	}
 }
 
-// pin is the partition count with which the relay has begun to write to a topic,
-// 0 if it hasn't, or if the schema can't be looked at.
-func (e *exam) pin(topic string) (partitions int, retired bool) {
-	err := e.pool.QueryRow(e.ctx, schema.Expand("select partitions, retired_at is not null from @schema@.relay_topic where topic = $1", e.cfg.Schema), topic).Scan(&partitions, &retired)
-	if err != nil {
-		return 0, false
+// writable: a broker that would refuse what is sent does so when an event waits,
+// which is late. Publishers that can ask for rights are asked.
+func (e *exam) writable(publisher Publisher, about, name string) {
+	asker, can := publisher.(Rights)
+	may, known, err := false, false, error(nil)
+	if can {
+		may, known, err = asker.MayWrite(e.ctx, name)
 	}
-	return partitions, retired
+	switch {
+	case err != nil:
+		e.worth(about, "whether this login may write to it could not be asked: "+err.Error(), "see that the login of \"relay run\" has the right to Write to it")
+	case !known:
+		e.worth(about, "whether this login may write to it was not checked: the broker doesn't tell", "see that the login of \"relay run\" has the right to Write to it; the first event shows it")
+	case !may:
+		e.bad(about, "this login may not write to it", "grant it Write on the topic, if it is the login of \"relay run\"")
+	default:
+		e.good(about, "this login may write to it")
+	}
+}
+
+// pin is the partition count with which the relay has begun to write to a topic,
+// 0 if it hasn't.
+func (e *exam) pin(topic string) (partitions int, retired bool, err error) {
+	err = e.pool.QueryRow(e.ctx, schema.Expand("select partitions, retired_at is not null from @schema@.relay_topic where topic = $1", e.cfg.Schema), topic).Scan(&partitions, &retired)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return 0, false, nil
+	}
+	return partitions, retired, err
 }

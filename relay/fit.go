@@ -25,8 +25,8 @@ func unfit(d Topic, pinned, maxRecordBytes int) *TopicError {
 	case d.Partitions < 1:
 		return &TopicError{Topic: d.Name, Reason: "it has no partitions: create it with at least one"}
 	case pinned != 0 && d.Partitions != pinned:
-		return &TopicError{Topic: d.Name, Reason: fmt.Sprintf("it has %d partitions, and had %d when the relay began to write to it: the events of a key would go on in another partition and overtake those before them; "+
-			"create it again with %d partitions, or, once all consumers have read everything that is in it, let the relay take the new count with \"relay topic accept\"", d.Partitions, pinned, pinned)}
+		return &TopicError{Topic: d.Name, Reason: fmt.Sprintf("it has %s, and the relay goes by %d, which is what it had when the relay began to write to it, or what an operator has accepted since: the events of a key would go on in another partition and overtake those before them; "+
+			"create it again with %s, or, once all consumers have read everything that is in it, let the relay take the count that it has with \"relay topic accept\"", count(d.Partitions, "partition"), pinned, count(pinned, "partition"))}
 	case strings.Contains(d.CleanupPolicy, "compact"):
 		return &TopicError{Topic: d.Name, Reason: fmt.Sprintf("its cleanup.policy is %q: compaction removes events, and consumers would find holes in their streams; set cleanup.policy=delete", d.CleanupPolicy)}
 	case d.MaxMessageBytes < need:

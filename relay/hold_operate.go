@@ -64,7 +64,7 @@ func decided(what string, err error) error {
 	case err == nil:
 		return nil
 	case errors.As(err, &pg) && (pg.Code == "FL020" || pg.Code == "FL011"):
-		return &NotPossibleError{pg.Message, pg.Hint}
+		return &NotPossibleError{singular(pg.Message), pg.Hint}
 	}
 	return fmt.Errorf("relay: %s: %w", what, err)
 }
@@ -117,8 +117,16 @@ func (o *Operator) Held(ctx context.Context, f HeldFilter) ([]HeldInfo, error) {
 	if f.Limit <= 0 {
 		f.Limit = 1000
 	}
-	rows, err := o.pool.Query(ctx, schema.Expand(`select topic, key, pos, epoch, seq, reason, detail, since, state, coalesce(asked_by, ''), asked_at, coalesce(why, ''), coalesce(skip_to, 0)
-		from @schema@.relay_held where ($1 = '' or topic = $1) and ($2 = '' or key = $2) order by since, topic, key limit $3`, o.name), f.Topic, f.Key, f.Limit)
+	all, err := listHeld(ctx, o.pool, o.name, f)
+	if err != nil {
+		return nil, fmt.Errorf("relay: list held streams: %w", err)
+	}
+	return all, nil
+}
+
+func listHeld(ctx context.Context, q querier, name string, f HeldFilter) ([]HeldInfo, error) {
+	rows, err := q.Query(ctx, schema.Expand(`select topic, key, pos, epoch, seq, reason, detail, since, state, coalesce(asked_by, ''), asked_at, coalesce(why, ''), coalesce(skip_to, 0)
+		from @schema@.relay_held where ($1 = '' or topic = $1) and ($2 = '' or key = $2) order by since, topic, key limit nullif($3::bigint, 0)`, name), f.Topic, f.Key, f.Limit)
 	all := []HeldInfo{}
 	if err == nil {
 		var h HeldInfo
@@ -132,10 +140,7 @@ func (o *Operator) Held(ctx context.Context, f HeldFilter) ([]HeldInfo, error) {
 			return nil
 		})
 	}
-	if err != nil {
-		return nil, fmt.Errorf("relay: list held streams: %w", err)
-	}
-	return all, nil
+	return all, err
 }
 
 // HeldEvent is what can be said of the record at which a stream is held without

@@ -53,6 +53,16 @@ type Publisher interface {
 	Close() error
 }
 
+// Rights is what a [Publisher] can have besides: it knows beforehand whether the
+// broker would take records. [Examine] asks it; the relay itself doesn't, since
+// rights can change at any time.
+type Rights interface {
+	// MayWrite asks the broker whether this login may write to a topic that
+	// exists. known is false if the broker doesn't tell. An error means that
+	// there was no answer.
+	MayWrite(ctx context.Context, topic string) (may, known bool, err error)
+}
+
 // Topic is what the broker says of a topic.
 type Topic struct {
 	// Name is the topic's name.

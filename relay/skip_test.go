@@ -188,7 +188,7 @@ func TestWhatCannotBeSkippedIsRefusedWithTheRemedy(t *testing.T) {
 	// In a life that goes on, a range ends with the newest record.
 	set("update fenceline.relay_held h set (pos, epoch, seq) = (select pos, epoch, seq from fenceline.outbox order by pos desc limit 1)")
 	_, err = o.Skip(bg, "a", "k", 2, me)
-	notPossible(t, err, "from seq 1 to 2 there are 1 records", "newest")
+	notPossible(t, err, "from seq 1 to 2 there is 1 record", "newest")
 	// While a retry is under way, the event may be as well.
 	retry(t, pool, "a", "k")
 	_, err = o.Skip(bg, "a", "k", 0, me)

@@ -79,7 +79,7 @@ func (r *run) record(topic string, partition int, rec LogRecord) error {
 	}
 	if n := len(r.spans[topic]); ev.Stream == topic && outbox.Partition(rec.Key, n) != partition {
 		r.found(Finding{Kind: Misplaced, Stream: ev.Stream, Key: ev.Key, Epoch: ev.Epoch, Token: ev.Token, Seq: ev.Seq, Where: where,
-			Detail: fmt.Sprintf("with %d partitions its key belongs to partition %d", n, outbox.Partition(rec.Key, n))})
+			Detail: fmt.Sprintf("by the number of partitions, %d, its key belongs to partition %d", n, outbox.Partition(rec.Key, n))})
 	}
 	v := seen{source: inTopic, stream: ev.Stream, key: ev.Key, topic: topic, partition: int32(partition), offset: rec.Offset}
 	v.event(&ev)

@@ -100,7 +100,7 @@ func inboxTopicAccept(ctx context.Context, args []string, stdout, _ io.Writer) e
 			s.List(&given, "ends", "", "", "for each old partition the offset behind its last record when the number changed, or a later one, as 0=1200,1=1310", config.Required())
 			s.Bool(&swept, "nothing-swept", "", "no closed key was swept since the number changed")
 		},
-		func(*inbox) string { return fmt.Sprintf("topic %q with %d partitions", topic, partitions) },
+		func(*inbox) string { return fmt.Sprintf("topic %q with %s", topic, count(partitions, "partition")) },
 		func(i *inbox, op *consumer.Operator) error {
 			ends, err := parseEnds(given)
 			if err != nil {

@@ -145,7 +145,7 @@ func (r *route) confirm(ctx context.Context, topic string, partition, seen int) 
 		}
 	}
 	return &relay.TopicError{Topic: topic, Err: kafka.UnknownTopicOrPartition,
-		Reason: fmt.Sprintf("it has no partition %d, only %d partitions: it was created anew with fewer", partition, len(partitions))}
+		Reason: fmt.Sprintf("it has no partition %d, as the relay knew it, and %d in all: it was created anew with fewer", partition, len(partitions))}
 }
 
 const unknownReason = "the broker does not know it: create it, or grant this client the right to see it (Describe); the relay creates no topics"

@@ -1,0 +1,115 @@
+package kafkapub
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"math"
+	"net"
+	"time"
+
+	"github.com/segmentio/kafka-go"
+	"github.com/segmentio/kafka-go/protocol"
+	"github.com/segmentio/kafka-go/protocol/metadata"
+
+	"github.com/fenceline/fenceline/relay"
+)
+
+var _ relay.Rights = (*Publisher)(nil)
+
+const (
+	// metadataVersion is the one in which a broker tells a login's rights, from
+	// Kafka 2.3 on, and the last that kafka-go can encode.
+	metadataVersion = 8
+	// mayWriteBit is Kafka's number of the operation Write, as a bit of the answer.
+	mayWriteBit = 1 << 4
+	// notTold is the answer of a broker that was not asked, or doesn't tell.
+	notTold = math.MinInt32
+)
+
+// MayWrite implements [relay.Rights] by the rights that the broker tells of
+// this login, which needs no right beyond Describe. A cluster without an
+// authorizer lets everybody do everything, and says so. It returns within
+// Config.Timeout.
+func (p *Publisher) MayWrite(ctx context.Context, topic string) (may, known bool, err error) {
+	ctx, leave, err := p.enter(ctx)
+	if err != nil {
+		return false, false, err
+	}
+	defer leave()
+	var errs []error
+	for _, address := range p.config.Brokers {
+		may, known, err = p.mayWrite(ctx, address, topic)
+		if err == nil || ctx.Err() != nil {
+			break
+		}
+		errs = append(errs, err)
+	}
+	if err != nil {
+		return false, false, fmt.Errorf("kafkapub: topic %q: ask for rights: %w", topic, cause(ctx, errors.Join(append(errs, ctx.Err())...)))
+	}
+	return may, known, nil
+}
+
+// mayWrite asks one broker on a connection of its own: kafka-go's client answers
+// metadata from memory, without rights.
+func (p *Publisher) mayWrite(ctx context.Context, address, topic string) (may, known bool, err error) {
+	conn, err := p.authenticated(ctx, address)
+	if err != nil {
+		return false, false, err
+	}
+	defer conn.Close() //nolint:errcheck // it was only asked
+	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })()
+	answer, err := protocol.RoundTrip(conn, metadataVersion, 1, p.config.ClientID, &metadata.Request{TopicNames: []string{topic}, IncludeTopicAuthorizedOperations: true})
+	if err != nil {
+		return false, false, err
+	}
+	resp, ok := answer.(*metadata.Response)
+	if !ok || len(resp.Topics) != 1 {
+		return false, false, errors.New("the broker's answer is not about the topic")
+	}
+	t := resp.Topics[0]
+	switch code := kafka.Error(t.ErrorCode); {
+	case code == kafka.TopicAuthorizationFailed:
+		return false, true, nil
+	case t.ErrorCode != 0:
+		return false, false, code
+	case t.TopicAuthorizedOperations == notTold:
+		return false, false, nil
+	}
+	return t.TopicAuthorizedOperations&mayWriteBit != 0, true, nil
+}
+
+// authenticated connects and logs in, and gives the connection itself, to be
+// asked what kafka-go has no call for. What kafka-go makes of it is only used to
+// log in.
+func (p *Publisher) authenticated(ctx context.Context, address string) (net.Conn, error) {
+	var conn net.Conn
+	d := kafka.Dialer{ClientID: p.config.ClientID, Timeout: connectTimeout, SASLMechanism: p.config.SASL,
+		DialFunc: func(ctx context.Context, network, address string) (net.Conn, error) {
+			plain, err := p.dialer.dial(ctx, network, address)
+			if err != nil || p.config.TLS == nil {
+				conn = plain
+				return plain, err
+			}
+			c := p.config.TLS.Clone()
+			if c.ServerName == "" {
+				c.ServerName, _, _ = net.SplitHostPort(address)
+			}
+			encrypted := tls.Client(plain, c)
+			if err := encrypted.HandshakeContext(ctx); err != nil {
+				_ = plain.Close()
+				return nil, err
+			}
+			conn = encrypted
+			return encrypted, nil
+		}}
+	if _, err := d.DialContext(ctx, "tcp", address); err != nil {
+		return nil, err
+	}
+	if err := conn.SetDeadline(time.Time{}); err != nil {
+		return nil, err
+	}
+	return conn, nil
+}
