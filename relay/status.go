@@ -27,9 +27,9 @@ type Status struct {
 	More    bool
 	// Oldest is the age of the oldest of them, zero if there is none.
 	Oldest time.Duration
-	// Held are the held streams, Forks the refused topics and the partitions
-	// that were set aside.
-	Held  []HeldStream
+	// Held are the held streams with what was decided about them, Forks the
+	// refused topics and the partitions that were set aside.
+	Held  []HeldInfo
 	Forks []ForkStatus
 	// Published is false until a cursor has been stored for the first time.
 	Published bool
@@ -75,10 +75,12 @@ type ForkStatus struct {
 	Reason, Detail string
 	// Since is when it was refused, by the clock of the instance that met it.
 	Since time.Time
-	// Backlog is the number of its events that wait, part of Status.Backlog.
-	// More says that counting stopped.
+	// Backlog is the number of its events that wait, part of Status.Backlog, so
+	// without those of its held streams. More says that counting stopped.
 	Backlog int64
 	More    bool
+	// Retired: an operator has given the topic up; what waits gets its verdict.
+	Retired bool
 }
 
 // backlogSQL counts what a cursor has not passed. Two branches as in the
@@ -111,7 +113,7 @@ func ReadStatus(ctx context.Context, pool *pgxpool.Pool, schemaName string) (Sta
 		return st, fmt.Errorf("relay: %w", err)
 	}
 	err := pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
-		q := &statusQuery{st: &st, tx: tx, x: func(sql string) string { return schema.Expand(sql, schemaName) }}
+		q := &statusQuery{st: &st, tx: tx, name: schemaName, x: func(sql string) string { return schema.Expand(sql, schemaName) }}
 		return q.read(ctx)
 	})
 	if err != nil {
@@ -121,9 +123,10 @@ func ReadStatus(ctx context.Context, pool *pgxpool.Pool, schemaName string) (Sta
 }
 
 type statusQuery struct {
-	st *Status
-	tx pgx.Tx
-	x  func(sql string) string
+	st   *Status
+	tx   pgx.Tx
+	name string
+	x    func(sql string) string
 }
 
 func (q *statusQuery) read(ctx context.Context) error {
@@ -137,11 +140,8 @@ func (q *statusQuery) read(ctx context.Context) error {
 	if err := q.instances(ctx); err != nil {
 		return err
 	}
-	rows, err := q.tx.Query(ctx, q.x(`select topic, key, pos, epoch, seq, reason, detail, since from @schema@.relay_held order by since, topic, key`))
-	if err != nil {
-		return err
-	}
-	if q.st.Held, err = pgx.CollectRows(rows, pgx.RowToStructByPos[HeldStream]); err != nil {
+	var err error
+	if q.st.Held, err = listHeld(ctx, q.tx, q.name, HeldFilter{}); err != nil {
 		return err
 	}
 	// The same flows that a relay with all shards would begin with.
@@ -152,7 +152,26 @@ func (q *statusQuery) read(ctx context.Context) error {
 	if err := s.loadForks(ctx, q.tx, allShards.list()); err != nil {
 		return err
 	}
-	return q.backlog(ctx, s)
+	if err := q.backlog(ctx, s); err != nil {
+		return err
+	}
+	return q.retired(ctx)
+}
+
+// retired marks the forks of topics that were given up.
+func (q *statusQuery) retired(ctx context.Context) error {
+	if len(q.st.Forks) == 0 {
+		return nil
+	}
+	rows, err := q.tx.Query(ctx, q.x(`select topic from @schema@.relay_topic where retired_at is not null`))
+	if err != nil {
+		return err
+	}
+	topics, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	for i := range q.st.Forks {
+		q.st.Forks[i].Retired = slices.Contains(topics, q.st.Forks[i].Topic)
+	}
+	return err
 }
 
 // instances reads who is there and who has what.

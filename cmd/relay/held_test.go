@@ -68,10 +68,31 @@ func TestTopicsAreListedRetiredAndAccepted(t *testing.T) {
 	want(t, cmdtest.Run(t, monitor, "relay", "topic", "accept", "-partitions", "4", "-drained", "quakes"), 1, "fenceline_operator")
 	want(t, cmdtest.Run(t, operator, "relay", "topic", "retire", "quakes"), 1, "not refused by the broker", "Delete it first")
 	want(t, cmdtest.Run(t, operator, "relay", "topic", "accept", "-partitions", "4", "quakes"), 1, "unread", "lag of every consumer group")
-	want(t, cmdtest.Run(t, operator, "relay", "topic", "accept", "-partitions", "4", "-drained", "quakes"), 0, `accepted topic "quakes" with 4 partitions`)
+	want(t, cmdtest.Run(t, operator, "relay", "topic", "accept", "-partitions", "4", "-drained", "quakes"), 0, `accepted topic "quakes" with 4 partitions`, "No broker was asked", "goes on refusing it")
 	if r := relayJSON[topicReport](t, monitor, "topic", "list", "-json"); len(r.Topics) != 1 || r.Topics[0].Partitions != 4 || r.Topics[0].RetiredAt != nil || r.Topics[0].Refused != "" {
 		t.Errorf("%+v", r)
 	}
+}
+
+// A wrong count would change nothing for the better, and promise something else.
+func TestATopicIsAcceptedOnlyAsTheBrokerSaysThatItIs(t *testing.T) {
+	dsn, broker := cmdtest.Migrated(t), kafkatest.Broker(t)
+	topic, compacted, missing := kafkatest.Topic(t, broker, 3), kafkatest.Topic(t, broker, 3, "cleanup.policy=compact"), kafkatest.Name(t)
+	cmdtest.Exec(t, dsn, "insert into fenceline.relay_topic (topic, partitions) select topic, 1 from unnest(array['"+topic+"', '"+compacted+"', '"+missing+"']) topic")
+	env := cmdtest.Env{"FENCELINE_POSTGRES_DSN=" + pgmigrated.Login(t, dsn, "operator"), "FENCELINE_KAFKA_BROKERS=" + broker}
+	accept := func(env cmdtest.Env, topic, partitions string) cmdtest.Result {
+		return cmdtest.Run(t, env, "relay", "topic", "accept", "-partitions", partitions, "-drained", topic)
+	}
+	want(t, accept(env, topic, "4"), 1, fmt.Sprintf("nothing was accepted: topic %q has 3 partitions, not 4: say -partitions 3", topic))
+	want(t, accept(env, compacted, "3"), 1, "nothing was accepted, the relay would not write to it", "cleanup.policy")
+	want(t, accept(env, missing, "3"), 1, "nothing was accepted, the relay would not write to it", "create it")
+	want(t, accept(append(env[:1:1], "FENCELINE_KAFKA_BROKERS="+nobody(t)), topic, "3"), 1, "nothing was accepted, since the topic can't be looked at", "without -kafka it is accepted unseen", "no Kafka broker can be reached")
+	if r := relayJSON[topicReport](t, env[:1], "topic", "list", "-json"); len(r.Topics) != 3 || r.Topics[0].Partitions+r.Topics[1].Partitions+r.Topics[2].Partitions != 3 {
+		t.Errorf("something was accepted: %+v", r)
+	}
+	want(t, cmdtest.Run(t, env[:1], "relay", "topic", "list"), 0, " 1 partition since")
+	want(t, accept(env[:1], topic, "1"), 1, "pinned to 1 partition already")
+	want(t, accept(env, topic, "3"), 0, fmt.Sprintf("accepted topic %q with 3 partitions, which is what it has", topic))
 }
 
 func TestTheCommandsOfHeldStreamsAndTopicsSayWhatIsRight(t *testing.T) {

@@ -152,10 +152,18 @@ func historyConfirm(ctx context.Context, args []string, stdout, _ io.Writer) err
 		return err
 	}
 	return o.with(ctx, s.Name, schema.KindOperator, func(op *fencing.Operator) error {
+		h, err := op.History(ctx)
+		if err != nil {
+			return err
+		}
+		if h.Same() {
+			_, err := fmt.Fprintln(stdout, "nothing to confirm, and nothing was changed: this is the database in which the fences were issued")
+			return err
+		}
 		if err := op.Confirm(ctx, o.who); err != nil {
 			return err
 		}
-		_, err := fmt.Fprintln(stdout, "confirmed: epochs go on")
+		_, err = fmt.Fprintln(stdout, "confirmed: epochs go on")
 		return err
 	})
 }

@@ -69,6 +69,7 @@ func TestTheLeaseCommandsRefuseWithTheRemedy(t *testing.T) {
 	want(t, cmdtest.Run(t, monitor, "relay", "lease", "own", "k"), 1, "fenceline_operator")
 	want(t, cmdtest.Run(t, producer, "relay", "lease", "list"), 1, "fenceline_monitor")
 	want(t, cmdtest.Run(t, producer, "relay", "history", "show"), 1, "fenceline_monitor")
+	cmdtest.Exec(t, dsn, "update fenceline.history set timeline = '00000009'") // or there is nothing to confirm
 	for _, command := range []string{"history bump", "history confirm", "history policy -on-new bump"} {
 		want(t, cmdtest.Run(t, monitor, "relay", strings.Fields(command)...), 1, "fenceline_operator")
 	}
@@ -100,6 +101,11 @@ func TestAHistoryIsShownAndAnOperatorDecides(t *testing.T) {
 	cmdtest.Exec(t, dsn, "update fenceline.history set timeline = '00000009'")
 	want(t, cmdtest.Run(t, env, "relay", "history", "show"), 0, "timeline 00000009", "nothing commits", "relay history confirm", "relay history bump")
 	want(t, cmdtest.Run(t, env, "relay", "history", "confirm", "-who", "alice"), 0, "confirmed: epochs go on")
+	shown := cmdtest.Run(t, env, "relay", "history", "show", "-json").Stdout
+	want(t, cmdtest.Run(t, env, "relay", "history", "confirm", "-who", "alice"), 0, "nothing to confirm, and nothing was changed")
+	if now := cmdtest.Run(t, env, "relay", "history", "show", "-json").Stdout; now != shown {
+		t.Errorf("something was changed:\n%s\n%s", shown, now)
+	}
 	cmdtest.Exec(t, dsn, "update fenceline.history set timeline = '00000009'")
 	r := relayJSON[bumped](t, env, "history", "bump", "-who", "bob", "-above", "9000000000000000", "-json")
 	if r.Since <= 9_000_000_000_000_000 {

@@ -104,7 +104,7 @@ func TestAPortThatIsTakenKeepsNobodyFromPublishing(t *testing.T) {
 	want(t, first.Terminate(t), 0)
 	cmdtest.Commit(t, dsn, topic, "ci", "quake.reported", `{}`)
 	second.WaitFor(t, "the record", func() bool { return len(kafkatest.Records(t, broker, topic)) == 1 })
-	want(t, second.Terminate(t), 0, "choose another address with -http")
+	want(t, second.Terminate(t), 0, "is taken by another program", "choose another address with -http")
 }
 
 func TestTheRetentionCommandMakesOnePass(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"time"
 
@@ -100,6 +101,10 @@ type heldStream struct {
 	Reason string    `json:"reason"`
 	Detail string    `json:"detail"`
 	ToDo   string    `json:"to_do"`
+
+	State   string     `json:"state"` // held, retry or skip
+	AskedBy string     `json:"asked_by"`
+	AskedAt *time.Time `json:"asked_at"`
 }
 
 type refused struct {
@@ -110,6 +115,9 @@ type refused struct {
 	Reason  string    `json:"reason"`
 	Detail  string    `json:"detail"`
 	ToDo    string    `json:"to_do"`
+
+	Partition int  `json:"partition"` // -1: the whole topic
+	Retired   bool `json:"retired"`
 }
 
 func newStatusReport(name string, st relay.Status) statusReport {
@@ -132,12 +140,17 @@ func newStatusReport(name string, st relay.Status) statusReport {
 		r.Cursor = &storedCursor{st.CursorAge.Seconds()}
 	}
 	for _, h := range st.Held {
-		r.Held = append(r.Held, heldStream{h.Topic, h.Key, h.Epoch, h.Seq, h.Pos, h.Since.UTC(), h.Reason, h.Detail,
-			fmt.Sprintf("\"relay held show -topic %s -key %s\" says what was decided; mend what the reason names (the topic's max.message.bytes, a rule of the broker's) and run \"relay held retry\", or give the event up with \"relay held skip\"; until then it and all later ones of the stream stay in the outbox", h.Topic, h.Key)})
+		r.Held = append(r.Held, heldStream{h.Topic, h.Key, h.Epoch, h.Seq, h.Pos, h.Since.UTC(), h.Reason, h.Detail, heldToDo(h), string(h.State), h.AskedBy, maybe(h.AskedAt)})
 	}
 	for _, f := range st.Forks {
-		r.Refused = append(r.Refused, refused{f.Topic, f.Since.UTC(), f.Backlog, f.More, f.Reason, f.Detail,
-			"mend what the reason names; the relay asks the broker again every few seconds and goes on by itself"})
+		todo := "mend what the reason names; the relay asks the broker again every few seconds and goes on by itself"
+		if f.Retired {
+			todo = "nothing: the topic is retired, and a relay that is active gives what waits its verdict"
+		}
+		r.Refused = append(r.Refused, refused{f.Topic, f.Since.UTC(), f.Backlog, f.More, f.Reason, f.Detail, todo, f.Partition, f.Retired})
+	}
+	if st.Holder == "" && slices.ContainsFunc(st.Held, func(h relay.HeldInfo) bool { return h.State != relay.StateHeld }) {
+		r.ToDo = append(r.ToDo, "held streams are to be resumed and no relay is active: start one with \"relay run\"")
 	}
 	if st.Holder == "" && st.Backlog > 0 {
 		r.ToDo = append(r.ToDo, "events wait and no relay is active: start one with \"relay run\"; if one runs, its log says what keeps it")
@@ -146,6 +159,17 @@ func newStatusReport(name string, st relay.Status) statusReport {
 		r.ToDo = append(r.ToDo, fmt.Sprintf("an event has been waiting for %s: look into the log of %s for an outage of Kafka, and whether more is committed than it can carry", age(st.Oldest), st.Holder))
 	}
 	return r
+}
+
+// heldToDo says what an operator has still to do about a held stream.
+func heldToDo(h relay.HeldInfo) string {
+	switch h.State {
+	case relay.StateRetry:
+		return "nothing: it is to be published again, and a relay that is active does so; if the broker refuses it once more, it is held once more"
+	case relay.StateSkip:
+		return fmt.Sprintf("nothing: what the broker refuses was given up (up to seq %d), and a relay that is active sends the marker and goes on behind it", h.SkipTo)
+	}
+	return fmt.Sprintf("\"relay held show -topic %s -key %s\" shows the record; mend what the reason names (the topic's max.message.bytes, a rule of the broker's) and run \"relay held retry\", or give the event up with \"relay held skip\"; until then it and all later ones of the stream stay in the outbox", h.Topic, h.Key)
 }
 
 // atWork names the instances that have shards, as their operator has named them.
@@ -185,17 +209,61 @@ func (r statusReport) text() string {
 	}
 	line("held     %s", count(len(r.Held), "stream"))
 	for _, h := range r.Held {
-		line("  topic %q, key %q, from epoch %d, seq %d (pos %d) on, since %s\n    reason: %s\n    to do:  %s", h.Topic, h.Key, h.Epoch, h.Seq, h.Pos, clock(h.Since), h.Reason, h.ToDo)
+		line("  topic %q, key %q, from epoch %d, seq %d (pos %d) on, since %s\n    reason: %s", h.Topic, h.Key, h.Epoch, h.Seq, h.Pos, clock(h.Since), h.Reason)
+		if h.AskedAt != nil && h.State != string(relay.StateHeld) {
+			line("    asked:  %s by %q at %s", h.State, h.AskedBy, clock(*h.AskedAt))
+		}
+		line("    to do:  %s", h.ToDo)
 	}
-	line("refused  %s", count(len(r.Refused), "topic"))
+	line("refused  %s", r.setAside())
 	for _, f := range r.Refused {
-		line("  topic %q since %s, %s waiting\n    reason: %s\n    to do:  %s", f.Topic, clock(f.Since), events(f.Events, f.AtLeast), f.Reason, f.ToDo)
+		name := fmt.Sprintf("topic %q", f.Topic)
+		if f.Partition >= 0 {
+			name += fmt.Sprintf(", partition %d,", f.Partition)
+		}
+		line("  %s since %s, %s\n    reason: %s\n    to do:  %s", name, clock(f.Since), r.waitingFor(f), f.Reason, f.ToDo)
 	}
 	r.textAround(line)
 	for _, what := range r.ToDo {
 		line("to do    %s", what)
 	}
 	return b.String()
+}
+
+// setAside counts what is refused.
+func (r statusReport) setAside() string {
+	topics, partitions := 0, 0
+	for _, f := range r.Refused {
+		if f.Partition >= 0 {
+			partitions++
+		} else {
+			topics++
+		}
+	}
+	switch {
+	case partitions == 0:
+		return count(topics, "topic")
+	case topics == 0:
+		return count(partitions, "partition")
+	}
+	return count(topics, "topic") + " and " + count(partitions, "partition")
+}
+
+// waitingFor says what waits for a refused topic.
+func (r statusReport) waitingFor(f refused) string {
+	held := 0
+	for _, h := range r.Held {
+		if h.Topic == f.Topic {
+			held++
+		}
+	}
+	switch {
+	case f.Events > 0:
+		return events(f.Events, f.AtLeast) + " waiting"
+	case held > 0:
+		return "nothing waits for it but " + count(held, "held stream")
+	}
+	return "nothing waits for it"
 }
 
 func clock(t time.Time) string { return t.UTC().Format(time.RFC3339) }

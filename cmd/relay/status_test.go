@@ -38,7 +38,12 @@ func TestStatusShowsHeldStreamsAndWhatToDo(t *testing.T) {
 	env := cmdtest.Env{"FENCELINE_POSTGRES_DSN=" + pgmigrated.Login(t, dsn, "monitor")}
 	want(t, cmdtest.Run(t, env, "relay", "status"), 0,
 		"held     1 stream", `topic "quakes", key "ci"`, "seq 2", "reason: the broker's own reason", "to do:  \"relay held show -topic ", "backlog  1 event")
+	cmdtest.Exec(t, dsn, "select fenceline.relay_held_skip('quakes', 'ci', null, 'alice', 'why not')")
+	want(t, cmdtest.Run(t, env, "relay", "status"), 0, `asked:  skip by "alice"`, "was given up (up to seq 2)", "held streams are to be resumed and no relay is active")
 	st := readStatus(t, env)
+	if len(st.Held) != 1 || st.Held[0].State != "skip" || st.Held[0].AskedAt == nil {
+		t.Errorf("held streams: %+v", st.Held)
+	}
 	if len(st.Held) != 1 || st.Held[0].Seq != 2 || st.Held[0].Detail != "code 10" || st.Held[0].ToDo == "" {
 		t.Errorf("held streams: %+v", st.Held)
 	}
@@ -53,7 +58,15 @@ func TestStatusSaysWhatToDoWhenEventsWait(t *testing.T) {
 	orphaned := late
 	orphaned.Holder = ""
 	forked := late
-	forked.Forks = []relay.ForkStatus{{Topic: "gone", Reason: "it doesn't exist: create it", Backlog: 4, Since: now}}
+	forked.Forks = []relay.ForkStatus{{Topic: "gone", Partition: -1, Reason: "it doesn't exist: create it", Backlog: 4, Since: now}}
+	held := func(key string, state relay.HeldState) relay.HeldInfo {
+		return relay.HeldInfo{HeldStream: relay.HeldStream{Topic: "quakes", Key: key, Seq: 2, Since: now, Reason: "too large"}, State: state, AskedBy: "alice", AskedAt: now, SkipTo: 3}
+	}
+	asked := busy
+	asked.Held = []relay.HeldInfo{held("ci", relay.StateRetry), held("nc", relay.StateSkip), held("us", relay.StateHeld)}
+	asked.Forks = []relay.ForkStatus{{Topic: "quakes", Partition: -1, Reason: "unknown", Since: now}, {Topic: "gone", Partition: -1, Since: now, Retired: true}, {Topic: "tremors", Partition: 4, Since: now}}
+	askedOfNobody := asked
+	askedOfNobody.Holder = ""
 	for name, c := range map[string]struct {
 		st    relay.Status
 		texts []string
@@ -63,6 +76,11 @@ func TestStatusSaysWhatToDoWhenEventsWait(t *testing.T) {
 		"late":          {late, []string{"at least 100000 events, the oldest has waited 3m0s", "to do    an event has been waiting for 3m0s: look into the log of relay-1"}, ""},
 		"nobody active": {orphaned, []string{"active   none", `to do    events wait and no relay is active: start one with "relay run"`}, "look into the log of ,"},
 		"topic refused": {forked, []string{"refused  1 topic", `"gone" since 2026-01-02T03:04:05Z, 4 events waiting`, "it doesn't exist: create it", "goes on by itself"}, "look into the log"},
+		"decided": {asked, []string{"held     3 streams", `asked:  retry by "alice" at 2026-01-02T03:04:05Z`, `asked:  skip by "alice" at`, "to do:  nothing: it is to be published again",
+			"to do:  nothing: what the broker refuses was given up (up to seq 3)", `to do:  "relay held show -topic quakes -key us" shows the record`,
+			`refused  2 topics and 1 partition`, `"quakes" since 2026-01-02T03:04:05Z, nothing waits for it but 3 held streams`, `topic "tremors", partition 4, since 2026-01-02T03:04:05Z, nothing waits for it`,
+			"to do:  nothing: the topic is retired"}, "0 events waiting"},
+		"decided, and nobody active": {askedOfNobody, []string{"to do    held streams are to be resumed and no relay is active"}, ""},
 	} {
 		text := newStatusReport("fenceline", c.st).text()
 		for _, s := range c.texts {

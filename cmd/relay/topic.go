@@ -2,14 +2,18 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"strings"
 	"time"
 
 	"github.com/fenceline/fenceline/internal/config"
 	"github.com/fenceline/fenceline/internal/schema"
+	"github.com/fenceline/fenceline/outbox"
 	"github.com/fenceline/fenceline/relay"
+	"github.com/fenceline/fenceline/relay/kafkapub"
 )
 
 const topicUsage = `Usage:
@@ -66,7 +70,7 @@ func (r topicReport) text() string {
 	for _, t := range r.Topics {
 		fmt.Fprintf(&b, "%q", t.Topic)
 		if t.PinnedAt != nil {
-			fmt.Fprintf(&b, " %d partitions since %s", t.Partitions, clock(*t.PinnedAt))
+			fmt.Fprintf(&b, " %s since %s", count(t.Partitions, "partition"), clock(*t.PinnedAt))
 		} else {
 			b.WriteString(" not written to yet")
 		}
@@ -126,13 +130,15 @@ func (r retired) text() string {
 func topicAccept(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	var (
 		d          decision
+		kafka      brokers
 		partitions int
 		drained    bool
 	)
 	s := config.New("relay topic accept", "Accepts a topic as it is now: with another partition count than the relay began to write with, or again after it was retired. "+
-		"The events of a key then go on in another partition, so every consumer group must have read all that is in the topic: say -drained once the lag of each is 0. Needs a login with the role <schema>_operator.")
+		"The events of a key then go on in another partition, so every consumer group must have read all that is in the topic: say -drained once the lag of each is 0. With -kafka it asks a broker first, and accepts only what the topic is. Needs a login with the role <schema>_operator.")
 	s.Args = " TOPIC"
 	d.postgres.Register(s)
+	kafka.RegisterOptional(s)
 	s.Int(&partitions, "partitions", "", 0, 0, 1_000_000, "the count that the topic has now")
 	s.Bool(&drained, "drained", "", "every consumer group has read everything that is in the topic")
 	d.deciding(s)
@@ -146,20 +152,64 @@ func topicAccept(ctx context.Context, args []string, stdout, _ io.Writer) error 
 	if partitions == 0 {
 		return &config.UsageError{Err: fmt.Errorf("%s: -partitions is missing (the count that the topic has now)", s.Name)}
 	}
+	checked := len(kafka.Brokers) > 0
+	if checked {
+		if err := hasPartitions(ctx, &kafka, topic, partitions); err != nil {
+			return err
+		}
+	}
 	return d.with(ctx, s.Name, schema.KindOperator, func(op *relay.Operator) error {
 		if err := op.AcceptTopic(ctx, topic, partitions, drained, d.by()); err != nil {
 			return err
 		}
-		return d.print(stdout, accepted{topic, partitions})
+		return d.print(stdout, accepted{topic, partitions, checked})
 	})
+}
+
+// hasPartitions asks a broker whether a topic is what the relay is about to be
+// told that it is, and whether it would write to it.
+func hasPartitions(ctx context.Context, kafka *brokers, topic string, partitions int) error {
+	publisher, err := kafka.publisher(kafkapub.Config{Timeout: askTimeout, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		return err
+	}
+	defer publisher.Close() //nolint:errcheck // at the end of the process
+	if err := kafka.Reach(ctx); err != nil {
+		return notAccepted(err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	is, err := publisher.Describe(ctx, topic)
+	var refused *relay.TopicError
+	switch {
+	case errors.As(err, &refused):
+		return fmt.Errorf("nothing was accepted, the relay would not write to it: %w", err)
+	case err != nil:
+		return notAccepted(err)
+	case is.Partitions != partitions:
+		return fmt.Errorf("nothing was accepted: topic %q has %s, not %d: say -partitions %d if that is what it is to have", topic, count(is.Partitions, "partition"), partitions, is.Partitions)
+	}
+	if err := relay.CheckTopic(is, outbox.MaxRecordBytes); err != nil {
+		return fmt.Errorf("nothing was accepted, the relay would not write to it: %w", err)
+	}
+	return nil
+}
+
+func notAccepted(err error) error {
+	return fmt.Errorf("nothing was accepted, since the topic can't be looked at (without -kafka it is accepted unseen): %w", err)
 }
 
 // accepted is what "relay topic accept" prints.
 type accepted struct {
 	Topic      string `json:"topic"`
 	Partitions int    `json:"partitions"`
+	Checked    bool   `json:"checked"` // a broker has said that the topic has so many
 }
 
 func (r accepted) text() string {
-	return fmt.Sprintf("accepted topic %q with %d partitions: the relay goes on within seconds\n", r.Topic, r.Partitions)
+	s := fmt.Sprintf("accepted topic %q with %s", r.Topic, count(r.Partitions, "partition"))
+	if r.Checked {
+		return s + ", which is what it has: the relay goes on within seconds\n"
+	}
+	return s + ". No broker was asked whether it has so many (-kafka does that): if it hasn't, the relay goes on refusing it, and \"relay topic list\" says so\n"
 }

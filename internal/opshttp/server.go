@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -47,7 +48,12 @@ func Start(addr string, cfg Config) (*Server, error) {
 		cfg.Logger = slog.Default()
 	}
 	listener, err := net.Listen("tcp", addr)
-	if err != nil {
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return nil, fmt.Errorf("serve health and metrics: the port of %s is taken by another program, perhaps by another instance of this one: %w", addr, err)
+	case errors.Is(err, syscall.EADDRNOTAVAIL):
+		return nil, fmt.Errorf("serve health and metrics: this machine has no address %s: %w", addr, err)
+	case err != nil:
 		return nil, fmt.Errorf("serve health and metrics: %w", err)
 	}
 	s := &Server{listener: listener, done: make(chan struct{}), http: &http.Server{
@@ -94,6 +100,10 @@ func (s *Server) Stop() {
 	<-s.done
 }
 
+// mark is a header of each answer, by which Probe tells this server from whatever
+// else may have taken the port.
+const mark = "Fenceline-Health"
+
 func handler(cfg Config) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("/livez", answer(cfg.Live))
@@ -107,6 +117,7 @@ func handler(cfg Config) http.Handler {
 			http.Error(w, "only GET and HEAD", http.StatusMethodNotAllowed)
 			return
 		}
+		w.Header().Set(mark, "1")
 		w.Header().Set("Cache-Control", "no-store")
 		w.Header().Set("X-Content-Type-Options", "nosniff")
 		mux.ServeHTTP(w, r)
@@ -155,6 +166,9 @@ func Probe(ctx context.Context, addr, path string) (string, error) {
 		return "", fmt.Errorf("nothing answers at %s: %w", addr, err)
 	}
 	defer response.Body.Close() //nolint:errcheck // it was only read
+	if response.Header.Get(mark) == "" {
+		return "", fmt.Errorf("what answers at %s is another program: see where this one serves (-http), and whether its log says that the port was taken", addr)
+	}
 	body, err := io.ReadAll(io.LimitReader(response.Body, 64<<10))
 	if err == nil && response.StatusCode != http.StatusOK {
 		err = fmt.Errorf("%s says %s", path, response.Status)

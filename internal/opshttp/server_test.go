@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -80,6 +81,16 @@ func TestEachQuestionIsAnsweredWithTheReasons(t *testing.T) {
 	}
 }
 
+func TestAProbeTellsAnotherProgramFromThisOne(t *testing.T) {
+	t.Parallel()
+	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "ok") }))
+	defer other.Close()
+	text, err := Probe(t.Context(), other.Listener.Addr().String(), "/livez")
+	if err == nil || text != "" || !strings.Contains(err.Error(), "is another program") {
+		t.Errorf("%q, %v", text, err)
+	}
+}
+
 func TestNothingConfiguredIsWell(t *testing.T) {
 	t.Parallel()
 	s := start(t, Config{})
@@ -109,8 +120,11 @@ func TestAnAddressSaysWhoItIsFor(t *testing.T) {
 		}
 	}
 	s := start(t, Config{})
-	if _, err := Start(s.Addr(), Config{}); err == nil {
-		t.Error("an address is served twice")
+	if _, err := Start(s.Addr(), Config{}); err == nil || !strings.Contains(err.Error(), "the port of "+s.Addr()+" is taken by another program") {
+		t.Errorf("an address is served twice: %v", err)
+	}
+	if _, err := Start("203.0.113.1:8081", Config{}); err == nil || !strings.Contains(err.Error(), "this machine has no address 203.0.113.1:8081") {
+		t.Errorf("an address of somebody else's: %v", err)
 	}
 }
 
