@@ -2,6 +2,7 @@ package relay
 
 import (
 	"cmp"
+	"errors"
 	"slices"
 	"time"
 
@@ -144,9 +145,13 @@ func (s *session) refuse(t *topic, e *TopicError) {
 	}
 	t.clear()
 	if news {
-		s.log.Error("topic refused; its events wait, everything else flows", "topic", t.name, "reason", e.Reason, "error", e.Err)
-		if s.cfg.Hooks.Forked != nil {
-			s.cfg.Hooks.Forked(t.name, e.Reason)
+		if errors.Is(e.Err, errDecided) {
+			s.log.Info("an operator has decided about a topic; it is looked at anew", "topic", t.name, "reason", e.Reason)
+		} else {
+			s.log.Error("topic refused; its events wait, everything else flows", "topic", t.name, "reason", e.Reason, "error", e.Err)
+			if s.cfg.Hooks.Forked != nil {
+				s.cfg.Hooks.Forked(t.name, e.Reason)
+			}
 		}
 		signal(s.due)
 	}
@@ -256,7 +261,11 @@ func (s *session) join(f *fork) {
 			return
 		}
 	}
-	s.log.Info("topic is published again and has caught up", "topic", f.topic)
+	if t := s.topics[f.topic]; t != nil && t.retired {
+		s.log.Info("all that waited for a retired topic has its verdict", "topic", f.topic)
+	} else {
+		s.log.Info("topic is published again and has caught up", "topic", f.topic)
+	}
 	if s.cfg.Hooks.Joined != nil {
 		s.cfg.Hooks.Joined(f.topic)
 	}

@@ -26,7 +26,10 @@ const heldRemedy = "nothing is lost: the event and what follows in its stream st
 type hold struct {
 	HeldStream
 	recorded bool
-	tooLarge bool // told by the broker in this session: a larger limit would do
+
+	// limit is the max.message.bytes with which the broker found the record too
+	// large: a larger one would do. 0: it was refused for something else.
+	limit int
 
 	asked  int64 // the newest request that was seen
 	wanted bool  // it asks for the stream to be resumed
@@ -47,8 +50,13 @@ func (s *session) hold(it *item, e *RefusedError) {
 	if e.Err != nil {
 		detail = e.Err.Error()
 	}
-	h.HeldStream = HeldStream{Topic: it.Topic, Key: it.Key, Pos: it.Pos, Epoch: it.Epoch, Seq: it.Seq, Reason: e.Reason, Detail: detail}
-	h.tooLarge = e.TooLarge
+	reason := e.Reason
+	h.limit = 0
+	if t := s.topics[it.Topic]; e.TooLarge && t != nil {
+		h.limit = t.maxMessageBytes
+		reason = withLimit(reason, h.limit)
+	}
+	h.HeldStream = HeldStream{Topic: it.Topic, Key: it.Key, Pos: it.Pos, Epoch: it.Epoch, Seq: it.Seq, Reason: reason, Detail: detail}
 	s.log.Error("stream held: the broker refuses a record of it; its later events wait, everything else flows",
 		"topic", h.Topic, "key", h.Key, "pos", h.Pos, "epoch", h.Epoch, "seq", h.Seq, "reason", h.Reason, "remedy", heldRemedy)
 	if s.cfg.Hooks.Held != nil {

@@ -22,8 +22,9 @@ type Hooks struct {
 	// number of attempts so far. It says nothing against the events.
 	Retried func(topic string, partition, attempts int, err error)
 
-	// OutageBegan is called when the first of the partitions fails, and
-	// OutageEnded when all of them go on.
+	// OutageBegan is called when the first attempt has failed, which it may have
+	// taken all of its time for, and OutageEnded when all partitions go on, with
+	// the time since that attempt was begun.
 	OutageBegan func(err error)
 	OutageEnded func(lasted time.Duration)
 
@@ -36,7 +37,9 @@ type Hooks struct {
 
 	// Forked is called when a topic is refused, or one of its partitions fails
 	// for longer than the others; Joined when all of the topic has caught up and
-	// flows with the rest again.
+	// flows with the rest again, or, if it was retired, when all that waited has
+	// its verdict. A topic that an operator has retired or accepted is set aside
+	// for a moment without Forked.
 	Forked func(topic, reason string)
 	Joined func(topic string)
 

@@ -186,13 +186,14 @@ func (l *lane) produce(b *Batch) error {
 	defer s.outages.over(l)
 	var trouble trouble
 	for attempts := 1; ; attempts++ {
+		began := time.Now()
 		err := s.pub.Produce(s.hard, b)
 		var refused *RefusedError
 		var topic *TopicError
 		if err == nil || s.hard.Err() != nil || errors.As(err, &refused) || errors.As(err, &topic) || errors.Is(err, ErrFenced) {
 			return err
 		}
-		s.outages.failed(l, l.topic.name, err)
+		s.outages.failed(l, l.topic.name, began, err)
 		if s.cfg.Hooks.Retried != nil {
 			s.cfg.Hooks.Retried(b.Topic, b.Partition, attempts, err)
 		}

@@ -35,7 +35,7 @@ func (s *session) load(ctx context.Context) error {
 		var h HeldStream
 		_, err = pgx.ForEachRow(rows, []any{&h.Topic, &h.Key, &h.Pos, &h.Epoch, &h.Seq, &h.Reason, &h.Detail, &h.Since}, func() error {
 			if s.shards.has(outbox.Shard(h.Key)) {
-				s.held[streamKey{h.Topic, h.Key}] = &hold{HeldStream: h, recorded: true}
+				s.held[streamKey{h.Topic, h.Key}] = &hold{HeldStream: h, recorded: true, limit: limitIn(h.Reason)}
 			}
 			return nil
 		})

@@ -15,7 +15,9 @@ type outages struct {
 	since   time.Time
 }
 
-func (o *outages) failed(who any, topic string, err error) {
+// failed takes note of an attempt that had no answer. The outage is as old as the
+// attempt: that may have waited for its answer for a long time.
+func (o *outages) failed(who any, topic string, began time.Time, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if _, known := o.failing[who]; known {
@@ -28,7 +30,7 @@ func (o *outages) failed(who any, topic string, err error) {
 	if len(o.failing) > 1 {
 		return
 	}
-	o.since = time.Now()
+	o.since = began
 	o.s.log.Warn("broker does not acknowledge; events wait, trying again until it does", "topic", topic, "error", err)
 	if h := o.s.cfg.Hooks.OutageBegan; h != nil {
 		h(err)

@@ -109,19 +109,30 @@ func TestTheSideReadsNothingBeyondTheBoundary(t *testing.T) {
 	bad := poisoned(kafka, "bad")
 	p := newProducer(t, pool, "k")
 	p.publish("a", "bad", "2")
-	rows := int64(2)
+	var mu sync.Mutex
+	rows, commits := int64(2), false
 	cfg := steady()
 	cfg.signals.read = func(cursor, int) {
-		if rows < 500 && heldState(t, pool, "a", "k") == "retry" {
+		mu.Lock()
+		defer mu.Unlock()
+		if commits {
 			p.publish("a", "x")
 			rows++
 		}
 	}
+	set := func(to bool) {
+		mu.Lock()
+		defer mu.Unlock()
+		commits = to
+	}
 	r := startRelay(t, pool, kafka, cfg)
 	isHeld(t, pool, "a", "k")
 	bad.set()
+	set(true) // from here on after each read, so also after each that ends at a boundary
+	r.passed(2)
 	retry(t, pool, "a", "k")
 	isGone(t, pool, "a", "k")
+	set(false)
 	p.publish("a", "last")
 	patiently(t, "all is published", func() bool { return kafka.has("a", "last") })
 	r.end()
@@ -349,50 +360,6 @@ func TestATopicRefusedWhileItsStreamIsResumedLosesNothing(t *testing.T) {
 				t.Errorf("published %q", said(kafka.log("a")))
 			}
 		})
-	}
-}
-
-func TestAStreamHeldForItsSizeIsRetriedOnceWhenTheTopicTakesMore(t *testing.T) {
-	t.Parallel()
-	pool, kafka := fresh(t, "a")
-	var limit atomic.Int64
-	limit.Store(4)
-	kafka.answer(func(_ context.Context, b *Batch) error {
-		for i := range b.Records {
-			if len(b.Records[i].Payload) > int(limit.Load()) {
-				e := &RefusedError{Reason: "too large", TooLarge: true}
-				if len(b.Records) == 1 {
-					e.Indexes = []int{0}
-				}
-				return e
-			}
-		}
-		return nil
-	})
-	p := newProducer(t, pool, "k")
-	p.publish("a", "1", "large", "3")
-	r := startRelay(t, pool, kafka, steady())
-	isHeld(t, pool, "a", "k")
-	audit := func() string {
-		return query[string](t, pool, "select coalesce(string_agg(who || ': ' || action, ', ' order by n), '') from fenceline.relay_audit")
-	}
-	grow := func(to int) {
-		kafka.set(Topic{Name: "a", Partitions: 3, CleanupPolicy: "delete", MaxMessageBytes: to})
-	}
-	grow(2_000_000) // not enough yet: once, and then it waits
-	patiently(t, "it was tried once", func() bool {
-		return audit() == "the relay: held retry, the relay: held again" && heldState(t, pool, "a", "k") == "held"
-	})
-	r.passed(50)
-	if got := audit(); got != "the relay: held retry, the relay: held again" {
-		t.Errorf("tried more than once: %s", got)
-	}
-	limit.Store(5)
-	grow(3_000_000)
-	isGone(t, pool, "a", "k")
-	r.end()
-	if got := said(kafka.log("a")); !slices.Equal(got, []string{"1", "large", "3"}) {
-		t.Errorf("published %q", got)
 	}
 }
 

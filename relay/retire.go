@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 )
+
+// errDecided is what a topic is refused for when an operator has decided something
+// else about it: for a moment, and not because anything is wrong.
+var errDecided = errors.New("an operator's decision")
 
 // look finds out whether, and how, a topic can be written to: what operators
 // have decided about it, what the broker says of it, and the partition count
@@ -73,7 +76,7 @@ func (l *lane) judge(items []item) bool {
 	}
 	if judged == nil {
 		// Accepted again meanwhile: nothing was judged, the items are as they were.
-		s.refuse(l.topic, &TopicError{Topic: l.topic.name, Reason: "it was accepted again and is being looked at"})
+		s.refuse(l.topic, &TopicError{Topic: l.topic.name, Reason: "it was accepted again and is being looked at", Err: errDecided})
 		return false
 	}
 	s.answers++
@@ -103,7 +106,7 @@ func (t *topic) check(ctx context.Context) {
 	}
 	s.mu.Lock()
 	if refusal == nil && retired != t.retired {
-		refusal = &TopicError{Topic: t.name, Reason: "an operator has retired it, or accepted it again; it is being looked at"}
+		refusal = &TopicError{Topic: t.name, Reason: "an operator has retired it, or accepted it again; it is being looked at", Err: errDecided}
 	}
 	if refusal != nil {
 		if t.usable {
@@ -112,52 +115,7 @@ func (t *topic) check(ctx context.Context) {
 		s.mu.Unlock()
 		return
 	}
-	grown := t.described(d)
+	t.described(d)
 	s.mu.Unlock()
-	s.tryAgain(ctx, t.name, grown)
-}
-
-// grown says in words how a topic has become able to take what it refused; empty
-// if it hasn't.
-type grown string
-
-// described takes note of what the broker says of a topic, if it did. Called
-// under the mutex.
-func (t *topic) described(d Topic) (g grown) {
-	if d.MaxMessageBytes == 0 {
-		return ""
-	}
-	if t.maxMessageBytes != 0 && d.MaxMessageBytes > t.maxMessageBytes {
-		g = grown(fmt.Sprintf("max.message.bytes of the topic went from %d to %d", t.maxMessageBytes, d.MaxMessageBytes))
-	}
-	t.maxMessageBytes = d.MaxMessageBytes
-	return g
-}
-
-// tryAgain asks for streams of a topic to be resumed that were held because a
-// record was too large, now that the topic takes larger ones. Once for each
-// change: a record that is refused again is held again, and nothing asks any
-// more. A retry is always safe; what this saves is the operator's night.
-func (s *session) tryAgain(ctx context.Context, topic string, why grown) {
-	if why == "" {
-		return
-	}
-	var keys []string
-	s.mu.Lock()
-	for k, h := range s.held {
-		if k.topic == topic && h.tooLarge && h.recorded && h.side == nil {
-			keys = append(keys, k.key)
-		}
-	}
-	s.mu.Unlock()
-	for _, key := range keys {
-		ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-		var asked bool
-		err := s.pool.QueryRow(ctx, s.sql.heldAuto, topic, key, string(why)).Scan(&asked)
-		cancel()
-		if err != nil {
-			s.log.Warn("could not ask for a held stream to be resumed; an operator can", "topic", topic, "key", key, "error", err)
-			return
-		}
-	}
+	s.tryAgain(ctx, t)
 }

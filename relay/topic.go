@@ -94,6 +94,7 @@ func (t *topic) find() {
 	defer s.outages.over(t)
 	again, refused := patience(50*time.Millisecond, 2*time.Second), patience(200*time.Millisecond, 5*time.Second)
 	for s.soft.Err() == nil {
+		began := time.Now()
 		d, retired, err := t.look(s.soft)
 		if s.soft.Err() != nil {
 			return
@@ -106,14 +107,14 @@ func (t *topic) find() {
 			s.fail(err)
 			return
 		case err != nil:
-			s.outages.failed(t, t.name, err)
+			s.outages.failed(t, t.name, began, err)
 		}
 		if err == nil || refusal != nil {
 			s.outages.over(t) // it has answered
 			again.Reset()
 		}
 		s.mu.Lock()
-		grown := t.described(d)
+		t.described(d)
 		switch {
 		case refusal != nil:
 			s.refuse(t, refusal)
@@ -121,7 +122,7 @@ func (t *topic) find() {
 		case err == nil:
 			t.use(d, retired)
 			s.mu.Unlock()
-			s.tryAgain(s.soft, t.name, grown)
+			s.tryAgain(s.soft, t)
 			return
 		}
 		s.mu.Unlock()
