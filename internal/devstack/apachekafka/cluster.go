@@ -2,8 +2,11 @@ package apachekafka
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/base64"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -76,15 +79,68 @@ func startCluster(ctx context.Context, kafka install, nodes int, cfg Config) (_ 
 	for _, b := range c.Brokers {
 		b.member.voters = voters
 	}
+	first := c.Brokers[0]
+	if err := first.join(); err != nil {
+		return nil, err
+	}
+	if err := first.format(ctx); err != nil {
+		return nil, err
+	}
 	return c, c.each(func(b *Broker) error {
-		if err := b.join(); err != nil {
-			return err
-		}
-		if err := b.format(ctx); err != nil {
-			return err
+		if b != first {
+			if err := b.join(); err != nil {
+				return err
+			}
+			if err := b.formatLike(first); err != nil {
+				return err
+			}
 		}
 		return b.run(ctx)
 	})
+}
+
+// formatLike prepares an empty data directory by one that was formatted, for another node of its cluster: a JVM less
+// to wait for. The two differ in what tells nodes and directories apart.
+func (b *Broker) formatLike(other *Broker) error {
+	data := filepath.Join(b.dir, "data")
+	if err := os.CopyFS(data, os.DirFS(filepath.Join(other.dir, "data"))); err != nil {
+		return fmt.Errorf("apachekafka: format the data directory: %w", err)
+	}
+	file := filepath.Join(data, "meta.properties")
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return fmt.Errorf("apachekafka: format the data directory: %w", err)
+	}
+	own := map[string]string{"node.id": strconv.Itoa(b.member.id), "directory.id": directoryID()}
+	lines := strings.Split(string(text), "\n")
+	for i, line := range lines {
+		name, _, _ := strings.Cut(line, "=")
+		if value, ok := own[name]; ok {
+			lines[i] = name + "=" + value
+			delete(own, name)
+		}
+	}
+	if len(own) > 0 {
+		return fmt.Errorf("apachekafka: format the data directory: %s has no %v", file, own)
+	}
+	if err := os.WriteFile(file, []byte(strings.Join(lines, "\n")), 0o600); err != nil {
+		return fmt.Errorf("apachekafka: format the data directory: %w", err)
+	}
+	if err := os.WriteFile(b.logFile(), nil, 0o600); err != nil { // which formatting makes
+		return fmt.Errorf("apachekafka: format the data directory: %w", err)
+	}
+	return nil
+}
+
+// directoryID makes an id as Kafka does: 16 random bytes in base64, which do not begin with a dash.
+func directoryID() string {
+	for {
+		id := make([]byte, 16)
+		_, _ = rand.Read(id) // never fails
+		if text := base64.RawURLEncoding.EncodeToString(id); text[0] != '-' {
+			return text
+		}
+	}
 }
 
 // join writes a member's server.properties.
