@@ -141,7 +141,7 @@ type PartitionsChangedError struct {
 
 // Error implements error.
 func (e *PartitionsChangedError) Error() string {
-	return fmt.Sprintf("consumer: topic %q has %d partitions and had %d when consumer %q began to read it: keys have moved; when everything that was published before is read and nothing was swept since, run `relay inbox topic accept`",
+	return fmt.Sprintf("consumer: the number of partitions of topic %q is %d, and was %d when consumer %q began to read it: keys have moved; when everything that was published before is read and nothing was swept since, run `relay inbox topic accept`",
 		e.Topic, e.Found, e.Have, e.Consumer)
 }
 

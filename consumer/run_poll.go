@@ -120,7 +120,7 @@ func (p *poller) overdue(context.Context) error {
 		if p.stands[s.StreamKey].Equal(s.Since) {
 			continue
 		}
-		p.alarm(Alarm{Kind: Overdue, Stream: s.StreamKey, Text: fmt.Sprintf("%s has been standing at %d/%d since %s, because of: %s; %d records wait",
+		p.alarm(Alarm{Kind: Overdue, Stream: s.StreamKey, Text: fmt.Sprintf("%s has been standing at %d/%d since %s, because of: %s; records that wait: %d",
 			s.StreamKey, s.Epoch, s.Seq, s.Since.UTC().Format(time.RFC3339), s.Reason, s.Parked)})
 	}
 	p.stands = now

@@ -154,7 +154,11 @@ func (e *DataLossError) Error() string {
 		if l.More {
 			more = "more than "
 		}
-		list = append(list, fmt.Sprintf("%s: %s%d rows", what, more, l.Rows))
+		rows := "rows"
+		if l.Rows == 1 && !l.More {
+			rows = "row"
+		}
+		list = append(list, fmt.Sprintf("%s: %s%d %s", what, more, l.Rows, rows))
 	}
 	return fmt.Sprintf("migrations: undoing %s would lose data (%s); nothing was changed; save the rows, or go ahead with force", e.Migration, strings.Join(list, ", "))
 }

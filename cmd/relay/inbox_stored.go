@@ -106,7 +106,7 @@ func (l storedLine) text() string {
 	}
 	fmt.Fprintf(&b, ", %d bytes", l.Size)
 	if l.Attempts > 0 {
-		fmt.Fprintf(&b, ", tried %d times", l.Attempts)
+		fmt.Fprintf(&b, ", tried %s", count(l.Attempts, "time"))
 	}
 	for _, more := range []struct {
 		is   bool

@@ -119,7 +119,7 @@ func (s *Source) prepare(ctx context.Context) (map[string]int, error) {
 	}
 	for topic, n := range counts {
 		if known[topic] != n {
-			return nil, &TopicError{topic, fmt.Sprintf("has %d partitions now, it had %d: events of one key lie in two partitions, and no order holds between them. when everything that was published before is read, and nothing was swept since, run `relay inbox topic accept` and start again", n, known[topic]), ErrPartitionsChanged}
+			return nil, &TopicError{topic, fmt.Sprintf("its number of partitions is %d now and was %d: events of one key lie in two partitions, and no order holds between them. when everything that was published before is read, and nothing was swept since, run `relay inbox topic accept` and start again", n, known[topic]), ErrPartitionsChanged}
 		}
 	}
 	return counts, nil

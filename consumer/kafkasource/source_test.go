@@ -312,7 +312,7 @@ func TestANumberOfPartitionsThatChangesEndsTheGenerationAndIsRefused(t *testing.
 		t.Fatal("the generation goes on")
 	}
 	g.Release()
-	if _, err := s.Next(within(t)); !errors.Is(err, ErrPartitionsChanged) || !strings.Contains(err.Error(), "has 2 partitions now, it had 1") {
+	if _, err := s.Next(within(t)); !errors.Is(err, ErrPartitionsChanged) || !strings.Contains(err.Error(), "its number of partitions is 2 now and was 1") {
 		t.Fatalf("%v", err)
 	}
 }
