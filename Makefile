@@ -72,7 +72,7 @@ bench-consumer: ## Print what the guard costs a consumer, as ratios (docs/perfor
 .PHONY: mutants
 mutants: ## Take each rule out of the code and the database, and see its scenario fail
 	FENCELINE_LONG=1 $(STACK) -- go test -count=1 -v -timeout 1h -run 'EachRule|ReceiptAndFenceReadOneAfter|WithACachingSequence' $(ARGS) ./fencing/... ./relay
-	FENCELINE_LONG=1 $(STACK) -- go test -count=1 -v -timeout 2h -run 'EachMutant' $(ARGS) ./consumer
+	FENCELINE_LONG=1 $(STACK) -- go test -count=1 -v -timeout 2h -run 'EachMutant' $(ARGS) ./consumer ./relay
 
 .PHONY: demo
 demo: ## Run the whole story, one command (ARGS=-keep leaves the servers running)

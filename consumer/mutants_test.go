@@ -1,14 +1,10 @@
 package consumer_test
 
 import (
-	"encoding/json"
-	"fmt"
 	"os"
-	"os/exec"
-	"path/filepath"
-	"regexp"
-	"strings"
 	"testing"
+
+	mutation "github.com/fenceline/fenceline/internal/mutants"
 )
 
 // mutant is this package with one rule taken out, and the test that must fail
@@ -75,28 +71,19 @@ var mutants = []mutant{
 		"	b.unbury(e, d)\n", "", "TestADeadLetterIsTriedAgainByTheConsumer"},
 }
 
+func asMutations() []mutation.Mutant {
+	var all []mutation.Mutant
+	for _, m := range mutants {
+		all = append(all, mutation.Mutant{Name: m.name, Test: m.test, Edits: []mutation.Edit{{File: m.file, Old: m.old, New: m.new}}})
+	}
+	return all
+}
+
 // A mutant that has become the package itself, or whose test is gone, catches
 // nothing.
 func TestEveryMutantStillChangesThePackageAndHasItsTest(t *testing.T) {
 	t.Parallel()
-	tests := ""
-	files, err := filepath.Glob("*_test.go")
-	ok(t, err)
-	for _, f := range files {
-		b, err := os.ReadFile(f)
-		ok(t, err)
-		tests += string(b)
-	}
-	for _, m := range mutants {
-		b, err := os.ReadFile(m.file)
-		ok(t, err)
-		if n := strings.Count(string(b), m.old); n != 1 {
-			t.Errorf("%s: what it replaces is %d times in %s, want once", m.name, n, m.file)
-		}
-		if !strings.Contains(tests, "func "+m.test+"(") {
-			t.Errorf("%s: there is no %s", m.name, m.test)
-		}
-	}
+	mutation.Check(t, asMutations())
 }
 
 // FENCELINE_LONG=1 builds the package once for each mutant.
@@ -104,50 +91,5 @@ func TestEachMutantIsCaughtByItsTest(t *testing.T) {
 	if os.Getenv("FENCELINE_LONG") != "1" {
 		t.Skip("builds the package anew for each mutant: set FENCELINE_LONG=1")
 	}
-	only := os.Getenv("FENCELINE_MUTANT")
-	for _, m := range mutants {
-		if only != "" && !strings.Contains(m.name, only) {
-			continue
-		}
-		t.Run(m.name, func(t *testing.T) {
-			source, err := os.ReadFile(m.file)
-			ok(t, err)
-			if strings.Count(string(source), m.old) != 1 {
-				t.Fatalf("%s has not what it replaces", m.file)
-			}
-			dir := t.TempDir()
-			changed := filepath.Join(dir, m.file)
-			ok(t, os.WriteFile(changed, []byte(strings.Replace(string(source), m.old, m.new, 1)), 0o600))
-			path, err := filepath.Abs(m.file)
-			ok(t, err)
-			overlay, err := json.Marshal(map[string]any{"Replace": map[string]string{path: changed}})
-			ok(t, err)
-			list := filepath.Join(dir, "overlay.json")
-			ok(t, os.WriteFile(list, overlay, 0o600))
-			cmd := exec.CommandContext(t.Context(), "go", "test", "-count=1", "-vet=off", "-ldflags=-s -w", "-timeout=120s", "-overlay", list, "-run", "^"+regexp.QuoteMeta(m.test)+"$", "-v", ".")
-			out, err := cmd.CombinedOutput()
-			switch {
-			case strings.Contains(string(out), "[build failed]") || strings.Contains(string(out), "[setup failed]"):
-				t.Fatalf("it does not build:\n%s", out)
-			case err == nil:
-				t.Fatalf("%s passes although the rule is gone", m.test)
-			case !strings.Contains(string(out), "--- FAIL: "+m.test):
-				t.Fatalf("the test did not fail by itself: %v\n%s", err, out)
-			}
-			t.Log(firstLines(string(out)))
-		})
-	}
-}
-
-func firstLines(s string) string {
-	var keep []string
-	for line := range strings.SplitSeq(s, "\n") {
-		if strings.Contains(line, "_test.go:") {
-			keep = append(keep, strings.TrimSpace(line))
-		}
-		if len(keep) == 2 {
-			break
-		}
-	}
-	return fmt.Sprint(strings.Join(keep, "; "))
+	mutation.Run(t, asMutations())
 }
