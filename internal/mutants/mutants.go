@@ -64,7 +64,7 @@ func Run(t *testing.T, all []Mutant) {
 
 func (m Mutant) run(t *testing.T) {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "go", "test", "-count=1", "-vet=off", "-ldflags=-s -w", "-timeout=180s", "-overlay", m.overlay(t), "-run", "^"+regexp.QuoteMeta(m.Test)+"$", "-v", ".")
+	cmd := exec.CommandContext(t.Context(), "go", "test", "-count=1", "-vet=off", "-ldflags=-s -w", "-timeout=300s", "-overlay", m.overlay(t), "-run", "^"+regexp.QuoteMeta(m.Test)+"$", "-v", ".")
 	b, err := cmd.CombinedOutput()
 	out := string(b)
 	switch {
