@@ -98,6 +98,7 @@ func TestAWrongCommandLineOfTheServiceEndsWith2(t *testing.T) {
 		"run -http here":              {"-http", "want host:port"},
 		"run -strict -kafka x":        {`unknown flag "-strict"`, "host:port"},
 		"migrate -postgres host=h x":  {"unexpected argument"},
+		"run -postgres host=127.0.0.1 -kafka 127.0.0.1:1 -kafka-ca-file ca.pem": {"-kafka-ca-file: it is set, but TLS is off: turn it on with -kafka-tls"},
 	} {
 		t.Run(args, func(t *testing.T) {
 			want(t, cmdtest.Run(t, nil, "demo-consumer", strings.Fields(args)...), 2, texts...)
