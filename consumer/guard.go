@@ -54,12 +54,14 @@ type GuardConfig struct {
 // Guard is the decision table in a transaction: it locks the guards of a
 // batch, calls a handler for what is to be applied, and moves the guards. It
 // needs neither [Run] nor Kafka: any pgx.Tx at READ COMMITTED will do, and any
-// source of records. It has no state of its own and may be used by many
-// goroutines at once.
+// source of records. It may be used by many goroutines at once. What it remembers
+// itself is only which guards are there, as a hint; all that it decides with is in
+// the database.
 type Guard struct {
 	cfg      GuardConfig
 	settings map[string]StreamConfig
 	sql      statements
+	known    *known
 }
 
 // Result is what became of a record.
@@ -129,7 +131,7 @@ func NewGuard(cfg GuardConfig) (*Guard, error) {
 			cfg.MaxAhead, cfg.ResumeLimit, cfg.GapAlarm, cfg.ForgetAfter))
 	}
 	errs = append(errs, cfg.Limits.check("GuardConfig.Limits", noLimits))
-	g := &Guard{cfg: cfg, settings: make(map[string]StreamConfig, len(cfg.Streams))}
+	g := &Guard{cfg: cfg, settings: make(map[string]StreamConfig, len(cfg.Streams)), known: newKnown()}
 	check := func(where string, c StreamConfig) {
 		if c.Policy != Strict && c.Policy != State || c.Start != FromFirstSeen && c.Start != FromOrigin {
 			errs = append(errs, fmt.Errorf("consumer: %s has policy %q and start %q, want %q or %q, and %q or %q",

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"runtime/debug"
 
+	"github.com/jackc/pgx/v5/pgconn"
+
 	"github.com/jackc/pgx/v5"
 )
 
@@ -154,42 +156,46 @@ func (b *batch) flush() error {
 
 // finish writes what is left and moves the guards that changed.
 func (b *batch) finish() error {
-	var (
-		streams, keys, missed, blocked                        []string
-		epoch, token, seq, end, startEpoch, startSeq, waiting []int64
-		settled, recheck                                      []bool
-		parked, bytes                                         []int64
-	)
 	if b.queued > 0 { // what is stored is counted first
 		if err := b.flush(); err != nil {
 			return err
 		}
 	}
+	var next advances
+	var other moves
 	for _, k := range b.order {
 		e := b.entries[k]
-		if !e.changed {
-			continue
+		switch {
+		case !e.changed:
+		case e.advanced():
+			next.add(e)
+		default:
+			other.add(e)
 		}
-		r := e.row
-		if r == nil {
-			r = &Row{} // still nothing is known, but something is kept
-		}
-		streams, keys = append(streams, e.Stream), append(keys, e.Key)
-		epoch, token, seq = append(epoch, r.Epoch), append(token, r.Token), append(seq, r.Seq)
-		missed, end = append(missed, r.Missed.String()), append(end, r.EndSeq)
-		startEpoch, startSeq = append(startEpoch, r.StartEpoch), append(startSeq, r.StartSeq)
-		settled, waiting = append(settled, r.Settled), append(waiting, r.WaitingEpoch)
-		blocked = append(blocked, string(r.Blocked))
-		parked, bytes, recheck = append(parked, e.parked), append(bytes, e.bytes), append(recheck, e.recheck)
 	}
-	b.flag()
-	if len(streams) > 0 {
-		b.queue.Queue(b.g.sql.move, b.g.cfg.Consumer, streams, keys, epoch, token, seq, missed, end, startEpoch, startSeq, settled, waiting, blocked, parked, bytes, recheck)
+	if n := len(next.tid); n > 0 {
+		b.queue.Queue(b.g.sql.advance, next.tid, next.epoch, next.token, next.seq).Exec(allOf(n))
 	}
+	if m, n := &other, len(other.tid); n > 0 {
+		b.queue.Queue(b.g.sql.move, m.tid, m.epoch, m.token, m.seq, m.missed, m.end, m.startEpoch, m.startSeq, m.settled, m.waiting, m.blocked,
+			m.parked, m.bytes, m.recheck).Exec(allOf(n))
+	}
+	b.flag() // by key: the rows lie elsewhere now
 	if err := b.flush(); err != nil {
 		return fmt.Errorf("consumer: moving the guards: %w", err)
 	}
 	return nil
+}
+
+// allOf refuses a statement that has found fewer guards than it should: what a
+// handler has applied would be committed, and its guard would not have moved.
+func allOf(n int) func(pgconn.CommandTag) error {
+	return func(tag pgconn.CommandTag) error {
+		if tag.RowsAffected() != int64(n) {
+			return fmt.Errorf("%w (%d of %d are)", errMoved, tag.RowsAffected(), n)
+		}
+		return nil
+	}
 }
 
 func (b *batch) result(d *Delivery, dec Decision) Result {

@@ -2,6 +2,7 @@ package consumer
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/fenceline/fenceline/outbox"
 )
@@ -61,6 +63,7 @@ type entry struct {
 	StreamKey
 	row     *Row // nil: nothing is known of the stream
 	changed bool
+	tid     pgtype.TID // where it lies
 
 	parked, bytes int64     // of what is parked, or buried
 	unstored      []string  // partitions of which a record did not fit
@@ -68,6 +71,12 @@ type entry struct {
 	flagged       bool      // these two have changed
 	top           *Delivery // what is parked last, while it is known
 	recheck       bool      // parked records may go on, and nobody has tried
+
+	was struct { // as it was locked
+		row           Row
+		parked, bytes int64
+		recheck       bool
+	}
 
 	queued, queuedBytes int64 // what may be stored when the queue is written
 }
@@ -93,29 +102,44 @@ func (b *batch) load(keys []StreamKey, ds []Delivery) error {
 	keys = slices.Compact(keys)
 	b.order = keys
 	b.entries = make(map[StreamKey]*entry, len(keys))
-	for {
-		if err := b.lock(keys, ds); err != nil {
+	strangers := b.g.known.strangers(keys)
+	for create := strangers; ; create = keys {
+		if err := b.lock(keys, create, ds); err != nil {
 			return err
 		}
 		if len(b.entries) == len(keys) {
 			break
 		}
-		// A guard was removed between the two statements: create it anew.
+		// A guard that was known, or was there a statement ago, has been forgotten:
+		// create it anew. The others are locked by now, so this is out of order, and
+		// two who do it at the same time might wait for each other; the database
+		// would end one of them, which is then tried again.
 	}
+	// A guard at epoch 0 may be of this transaction, and be gone with it.
+	b.g.known.note(slices.DeleteFunc(strangers, func(k StreamKey) bool { return b.entries[k].was.row.Epoch == 0 }))
 	return b.checkStreams()
 }
 
-func (b *batch) lock(keys []StreamKey, ds []Delivery) error {
-	name, sql := b.g.cfg.Consumer, &b.g.sql
-	streams, ks := make([]string, len(keys)), make([]string, len(keys))
+func splitKeys(keys []StreamKey) (streams, ks []string) {
+	streams, ks = make([]string, len(keys)), make([]string, len(keys))
 	for i, k := range keys {
 		streams[i], ks[i] = k.Stream, k.Key
 	}
+	return streams, ks
+}
+
+// lock creates guards and locks those of keys, which are sorted.
+func (b *batch) lock(keys, create []StreamKey, ds []Delivery) error {
+	name, sql := b.g.cfg.Consumer, &b.g.sql
+	streams, ks := splitKeys(keys)
 	distinct := slices.Compact(slices.Clone(streams))
 
 	var q pgx.Batch
-	q.Queue(sql.create, name, streams, ks)
-	q.Queue(sql.lock, name, streams, ks).Query(func(rows pgx.Rows) error { return b.readGuards(rows) })
+	if len(create) > 0 {
+		s, k := splitKeys(create)
+		q.Queue(sql.create, name, s, k)
+	}
+	q.Queue(sql.lock, name, streams, ks).Query(func(rows pgx.Rows) error { return b.readGuards(rows, keys) })
 	q.Queue(factsSQL).QueryRow(func(row pgx.Row) error {
 		var isolation string
 		if err := row.Scan(&isolation, &b.now); err != nil {
@@ -142,34 +166,57 @@ func (b *batch) lock(keys []StreamKey, ds []Delivery) error {
 	return nil
 }
 
-func (b *batch) readGuards(rows pgx.Rows) error {
+func (b *batch) readGuards(rows pgx.Rows, keys []StreamKey) error {
+	var n int64
+	var rest *string
 	for rows.Next() {
-		var (
-			k      StreamKey
-			r      Row
-			missed string
-			epochs string
-			e      = &entry{}
-		)
-		err := rows.Scan(&k.Stream, &k.Key, &r.Epoch, &r.Token, &r.Seq, &missed, &r.EndSeq,
-			&r.StartEpoch, &r.StartSeq, &r.Settled, &r.WaitingEpoch, &r.Blocked,
-			&e.parked, &e.bytes, &e.unstored, &epochs, &e.recheck)
-		if err != nil {
+		e := &entry{}
+		r := &e.was.row
+		if err := rows.Scan(&n, &e.tid, &r.Epoch, &r.Token, &r.Seq, &r.StartEpoch, &r.StartSeq, &r.Settled, &rest); err != nil {
 			return err
 		}
-		e.StreamKey = k
-		if e.epochs, err = parseMissed(epochs); err != nil {
-			return err
+		if n < 1 || n > int64(len(keys)) {
+			return fmt.Errorf("a guard is number %d of %d", n, len(keys))
+		}
+		e.StreamKey = keys[n-1]
+		if rest != nil {
+			if err := e.readRest(*rest); err != nil {
+				return fmt.Errorf("the guard of %s: %w", e.StreamKey, err)
+			}
 		}
 		if r.Epoch != 0 {
-			if r.Missed, err = parseMissed(missed); err != nil {
-				return err
-			}
-			e.row = &r
+			e.row = r // which is replaced, and never changed
 		}
-		b.entries[k] = e
+		e.was.parked, e.was.bytes, e.was.recheck = e.parked, e.bytes, e.recheck
+		b.entries[e.StreamKey] = e
 	}
 	return rows.Err()
+}
+
+// readRest reads what most guards don't have.
+func (e *entry) readRest(text string) (err error) {
+	var rest struct {
+		EndSeq         int64    `json:"end_seq"`
+		WaitingEpoch   int64    `json:"waiting_epoch"`
+		Blocked        Reason   `json:"blocked"`
+		ParkedRows     int64    `json:"parked_rows"`
+		ParkedBytes    int64    `json:"parked_bytes"`
+		Recheck        bool     `json:"recheck"`
+		Missed         string   `json:"missed"`
+		UnstoredEpochs string   `json:"unstored_epochs"`
+		Unstored       []string `json:"unstored"`
+	}
+	if err := json.Unmarshal([]byte(text), &rest); err != nil {
+		return err
+	}
+	r := &e.was.row
+	r.EndSeq, r.WaitingEpoch, r.Blocked = rest.EndSeq, rest.WaitingEpoch, rest.Blocked
+	e.parked, e.bytes, e.recheck, e.unstored = rest.ParkedRows, rest.ParkedBytes, rest.Recheck, rest.Unstored
+	if e.epochs, err = parseMissed(rest.UnstoredEpochs); err != nil {
+		return err
+	}
+	r.Missed, err = parseMissed(rest.Missed)
+	return err
 }
 
 // readStreams also compares what the guards were written under with what is

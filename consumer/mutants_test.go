@@ -67,6 +67,12 @@ var mutants = []mutant{
 		"epoch < row.Epoch || epoch == row.Epoch && seq <= row.Seq+1", "epoch < row.Epoch", "TestAnAdoptedPositionIsTheNextAndTheRestIsGivenUp"},
 	{"an end that is discarded", "operate_parked.go",
 		"case row.EndSeq != 0 && to >= row.EndSeq:", "case false:", "TestADiscardGivesUpNothingThatIsNotItsOwnToGiveUp"},
+	{"guards that are not where they were locked", "guard_apply.go",
+		"if tag.RowsAffected() != int64(n) {", "if false {", "TestAHandlerThatWritesToAGuardCommitsNothing"},
+	{"a guard that is known taken for one that is there", "guard_load.go",
+		"if len(b.entries) == len(keys) {", "if true {", "TestAGuardThatIsGoneAlthoughItWasSeenIsMadeAnew"},
+	{"a short move that leaves the missed out", "guard_move.go",
+		" && slices.Equal(r.Missed, was.Missed)", " && (true || slices.Equal(r.Missed, was.Missed))", "TestTheShortStatementIsTakenOnlyWhereNothingButThePositionHasChanged"},
 	{"a redrive that forgets that the letter is dead", "guard_retry.go",
 		"	b.unbury(e, d)\n", "", "TestADeadLetterIsTriedAgainByTheConsumer"},
 }

@@ -18,6 +18,10 @@ var errStopped = errors.New("consumer: stopped")
 // was begun.
 var errEnded = fmt.Errorf("%w; it was ended by a statement and another one begun, so what was done before that may be committed", ErrNotYours)
 
+// errMoved: the guards are not where this transaction has locked them. Only a
+// handler can have brought that about.
+var errMoved = fmt.Errorf("%w; the guards are not where they were locked: it has ended the transaction by a statement, and what was done before that may be committed, or it has written to a guard", ErrNotYours)
+
 // fatalError ends Run with err.
 type fatalError struct{ err error }
 
@@ -134,7 +138,7 @@ func readOnly(err error) bool {
 // something wrong.
 func blurred(err error) bool {
 	var pg *pgconn.PgError
-	return errors.Is(err, pgx.ErrTxClosed) || errors.Is(err, pgx.ErrTxCommitRollback) || errors.Is(err, errEnded) ||
+	return errors.Is(err, pgx.ErrTxClosed) || errors.Is(err, pgx.ErrTxCommitRollback) || errors.Is(err, errEnded) || errors.Is(err, errMoved) ||
 		errors.As(err, &pg) && pg.Code == "25P02"
 }
 
