@@ -11,10 +11,8 @@ import (
 const (
 	defaultMaxAhead = 24 * time.Hour
 
-	// maxNumber bounds token and seq. PostgreSQL writes a range's upper end as
-	// the next integer, so the largest int64 has no range; and whatever is
-	// that large was not counted up to.
-	maxNumber = int64(1) << 62
+	// maxNumber is the wire's bound, for records that came another way.
+	maxNumber = outbox.MaxNumber
 	// Stream and key are in the guard's primary key, and a B-tree entry must
 	// fit into a third of a page. A Kafka topic has at most 249 bytes, a fence's
 	// key at most 512.
@@ -50,7 +48,7 @@ func checkRecord(r *outbox.Record) error {
 		return bad("ce_fencehistory", "is above ce_fenceepoch")
 	case r.Prev != nil && r.First() != 1:
 		return bad("ce_fenceprev", "is only for the first record of a life")
-	case r.Prev != nil && (r.Prev.Epoch < 1 || r.Prev.Epoch >= r.Epoch || r.Prev.Seq < 1):
+	case r.Prev != nil && (r.Prev.Epoch < 1 || r.Prev.Epoch >= r.Epoch || r.Prev.Seq < 1 || r.Prev.Seq > maxNumber):
 		return bad("ce_fenceprev", "does not name a position in an earlier epoch")
 	}
 	return nil

@@ -158,8 +158,8 @@ func (d *debezium) number(column string, required bool) int64 {
 		return 0
 	}
 	n, err := strconv.ParseInt(v, 10, 64)
-	if err != nil || n < 1 || v[0] == '+' {
-		d.fail(d.header(column), fmt.Sprintf("is %.40q, want a number from 1 to 2^63-1", v))
+	if err != nil || n < 1 || n > outbox.MaxNumber || v[0] == '+' {
+		d.fail(d.header(column), fmt.Sprintf("is %.40q, want a number from 1 to 2^62", v))
 		return 0
 	}
 	return n

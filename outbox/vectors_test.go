@@ -141,7 +141,7 @@ func exampleRecords() []struct {
 		})},
 		{"an end record", edit(func(r *Record) { r.Kind, r.Payload = KindEnd, []byte{} })},
 		{"a copy in another topic", edit(func(r *Record) { r.Topic = "quakes.replay" })},
-		{"the largest numbers", edit(func(r *Record) { r.Epoch, r.Token, r.Seq = 1<<63-1, 1<<63-1, 1<<63-1 })},
+		{"the largest numbers", edit(func(r *Record) { r.Epoch, r.Token, r.Seq = MaxNumber, MaxNumber, MaxNumber })},
 	}
 }
 
@@ -184,7 +184,7 @@ func present() (v vectors) {
 		v.Malformed = append(v.Malformed, malformedVector{c.name, c.header, k})
 	}
 	for _, id := range []string{"0192f0c1-2b3c-7def-8123-456789abcdef", "00000000-0000-0000-0000-000000000000"} {
-		for _, from := range []int64{1, 2, 40, 1<<63 - 1} {
+		for _, from := range []int64{1, 2, 40, MaxNumber} {
 			m := Skip(&Record{ID: uuid.MustParse(id), Seq: from}, from, time.Time{})
 			v.SkipIDs = append(v.SkipIDs, skipIDVector{id, from, m.ID.String()})
 		}

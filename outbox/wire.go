@@ -38,6 +38,11 @@ const (
 	digits = 20
 )
 
+// MaxNumber is the largest epoch, token and seq that a record may have: 2^62.
+// No producer gets near it, by counting or by its clock, and a consumer can
+// always name the next position, and a range that ends with this one.
+const MaxNumber = int64(1) << 62
+
 // WireHeader is a header of a Kafka record.
 type WireHeader struct {
 	Key   string
@@ -232,7 +237,7 @@ func (p *parser) text(name string, required bool) string {
 }
 
 // number reads decimal text: ASCII digits only, no sign, at most 20 of them,
-// 1 … 2^63−1.
+// from 1 to MaxNumber.
 func (p *parser) number(name string, required bool) int64 {
 	v, ok := p.seen[name]
 	if !ok && !required {
@@ -250,18 +255,12 @@ func (p *parser) number(name string, required bool) int64 {
 }
 
 func parseNumber(v []byte) (int64, string) {
-	bad := fmt.Sprintf("is %.40q, want 1 to %d decimal digits", v, digits)
-	if len(v) == 0 || len(v) > digits {
-		return 0, bad
-	}
-	for _, c := range v {
-		if c < '0' || c > '9' {
-			return 0, bad
-		}
+	if len(v) == 0 || len(v) > digits || bytes.ContainsFunc(v, func(c rune) bool { return c < '0' || c > '9' }) {
+		return 0, fmt.Sprintf("is %.40q, want 1 to %d decimal digits", v, digits)
 	}
 	n, err := strconv.ParseInt(string(v), 10, 64)
-	if err != nil || n < 1 {
-		return 0, fmt.Sprintf("is %.40q, want a number from 1 to 2^63-1", v)
+	if err != nil || n < 1 || n > MaxNumber {
+		return 0, fmt.Sprintf("is %.40q, want a number from 1 to 2^62", v)
 	}
 	return n, ""
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -12,6 +11,7 @@ import (
 	"github.com/fenceline/fenceline/fencing"
 	"github.com/fenceline/fenceline/internal/config"
 	"github.com/fenceline/fenceline/internal/schema"
+	"github.com/fenceline/fenceline/outbox"
 )
 
 const historyUsage = `Usage:
@@ -105,8 +105,8 @@ func historyBump(ctx context.Context, args []string, stdout, _ io.Writer) error 
 		"every lease of before ends, and retries of before whose receipt is not there are unconfirmable. It is always safe for the order of what consumers apply. Needs a login with the role <schema>_operator.")
 	o.postgres.Register(s)
 	s.String(&above, "above", "", "0", "largest epoch that the lost side is known to have issued, if its clock was ahead; consumers refuse epochs that are more than a day ahead of their clock", config.Check(func(v string) error {
-		if n, err := strconv.ParseInt(v, 10, 64); err != nil || n < 0 || n == math.MaxInt64 {
-			return fmt.Errorf("want a number from 0 on")
+		if n, err := strconv.ParseInt(v, 10, 64); err != nil || n < 0 || n >= outbox.MaxNumber {
+			return fmt.Errorf("want a number from 0 on, below 2^62")
 		}
 		return nil
 	}))
