@@ -65,7 +65,7 @@ func (f *Fences) inTurn(ctx context.Context, m *member) error {
 		return m.connectError(err)
 	}
 	defer giveBack() // also behind a panic, of an argument's own encoder
-	conn, err := f.pool.Acquire(ctx)
+	conn, err := f.connection(ctx)
 	if err != nil {
 		return m.connectError(err)
 	}

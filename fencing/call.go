@@ -10,7 +10,7 @@ import (
 // round trip: whatever isolation the pool's connections begin with, the
 // functions need this one.
 func (f *Fences) query(ctx context.Context, read func(pgx.Rows) error, sql string, args ...any) error {
-	conn, err := f.pool.Acquire(ctx)
+	conn, err := f.connection(ctx)
 	if err != nil {
 		return err
 	}

@@ -104,7 +104,7 @@ func (q *line) once() bool {
 	q.empty = cancel
 	q.mu.Unlock()
 
-	conn, err := q.f.pool.Acquire(ctx)
+	conn, err := q.f.connection(ctx)
 	// Who has been answered by the transaction before is about to come again:
 	// they are let in first, or every second transaction has few members.
 	runtime.Gosched()

@@ -83,7 +83,7 @@ type session struct {
 // commit returns as many receipts as there are gates, with an error too.
 func (s *session) commit(ctx context.Context, fn func(ctx context.Context, txs []Tx) error) ([]Receipt, error) {
 	var err error
-	s.conn, err = s.f.pool.Acquire(ctx)
+	s.conn, err = s.f.connection(ctx)
 	if err != nil {
 		return make([]Receipt, len(s.gates)), connectError(s.key(), err)
 	}

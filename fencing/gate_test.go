@@ -3,6 +3,7 @@ package fencing_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -289,4 +290,61 @@ func TestASecondFenceInTheSameTransactionIsLockedToo(t *testing.T) {
 	_, _ = tx1.Exec(ctx, "rollback")
 	_, _ = tx2.Exec(ctx, "rollback")
 	w.wantWritten("k", written{})
+}
+
+// A session that was ended while it was idle is told of by the next statement
+// that is sent, and by no fault of that one: also where it is one of our own.
+func TestAnIdleHolderIsNotToldOfAStatement(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	a := w.worker("a")
+	cfg := long
+	cfg.GateTimeout = 100 * time.Millisecond
+	for name, f := range map[string]func(context.Context, fencing.Tx) error{
+		"nothing queued": func(context.Context, fencing.Tx) error { return nil },
+		"a statement":    func(_ context.Context, tx fencing.Tx) error { tx.Queue("select 1"); return nil },
+		"an event": func(ctx context.Context, tx fencing.Tx) error {
+			return outbox.Append(ctx, tx, outbox.Event{Topic: "t", Type: "x", Payload: []byte("x")})
+		},
+		"a query, at once": func(ctx context.Context, tx fencing.Tx) error { _, err := tx.Exec(ctx, "select 1"); return err },
+	} {
+		lease := a.acquireWith(name, cfg)
+		_, err := lease.Commit(ctx, content("s", "x"), func(ctx context.Context, tx fencing.Tx) error {
+			pid := tx.Conn().PgConn().PID()
+			for end := time.Now().Add(30 * time.Second); value[bool](w, "select exists (select from pg_stat_activity where pid = $1)", pid); {
+				if time.Sleep(10 * time.Millisecond); time.Now().After(end) {
+					t.Fatal("the idle session is not ended")
+				}
+			}
+			return f(ctx, tx)
+		})
+		if !errors.Is(err, fencing.ErrGateTimeout) && !errors.Is(err, fencing.ErrUnknownOutcome) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if errors.As(err, new(*fencing.StatementError)) || strings.Contains(err.Error(), "in_gate") {
+			t.Errorf("%s: the error blames a statement: %v", name, err)
+		}
+	}
+}
+
+// Whoever waits in vain for a connection of a pool of which all are taken is told so.
+func TestAPoolThatIsUsedUpIsNamed(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	a := w.worker("a")
+	lease := a.acquireWith("k", long)
+	for range a.pool.Config().MaxConns {
+		conn, err := a.pool.Acquire(ctx)
+		w.ok(err)
+		defer conn.Release()
+	}
+	short, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
+	defer cancel()
+	_, err := lease.Commit(short, content("s", "x"), write)
+	_, second := a.Acquire(short, "other", long)
+	for _, err := range []error{err, second} {
+		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "connections of the pool are taken") {
+			t.Errorf("the error is %v", err)
+		}
+	}
 }

@@ -146,7 +146,7 @@ func (f *Fences) settle(ctx context.Context, what, key string, read func(pgx.Row
 var errNotSent = errors.New("no connection")
 
 func (f *Fences) settleOnce(ctx context.Context, read func(pgx.Row) error, sql string, args ...any) error {
-	conn, err := f.pool.Acquire(ctx)
+	conn, err := f.connection(ctx)
 	if err != nil {
 		return fmt.Errorf("%w: %w", errNotSent, err)
 	}

@@ -215,6 +215,9 @@ func (o outcome) explain(g Gate, sent []statement, first, end int) error {
 		return &wrappedError{fmt.Sprintf("fencing: commit of %q step %q: %v (%v)", key, step, ErrUnknownOutcome, o.err), ErrUnknownOutcome, o.err}
 	}
 	err := o.err
+	if code(err) == "25P03" { // ended while it was idle: no statement is to blame, though one of them has met it
+		return &wrappedError{fmt.Sprintf("fencing: commit of %q step %q: nothing was written: %v; a retry with the same token tells where the fence is", key, step, ErrGateTimeout), ErrGateTimeout, err}
+	}
 	if o.at >= first && o.at < end {
 		// Also where it met one of our functions or triggers: what that has
 		// refused is the statement, and not this commit.

@@ -20,7 +20,7 @@ const replicatedSQL = `select pg_logical_emit_message(true, 'fenceline', ''), se
 func (f *Fences) replicated(ctx context.Context, g Gate) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), f.cfg.CommitTimeout)
 	defer cancel()
-	conn, err := f.pool.Acquire(ctx)
+	conn, err := f.connection(ctx)
 	if err != nil {
 		return connectError(g.Position.Key, err)
 	}
