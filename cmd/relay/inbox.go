@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"strings"
@@ -9,6 +10,7 @@ import (
 	"github.com/fenceline/fenceline/consumer"
 	"github.com/fenceline/fenceline/internal/config"
 	"github.com/fenceline/fenceline/internal/schema"
+	"github.com/fenceline/fenceline/outbox"
 )
 
 const inboxUsage = `Usage:
@@ -102,7 +104,7 @@ func (i *inbox) ofStream(s *config.Set) {
 }
 
 // maxPosition bounds epochs and seqs.
-const maxPosition = 1 << 62
+const maxPosition = int(outbox.MaxNumber)
 
 func (i *inbox) at(s *config.Set) {
 	i.ofStream(s)
@@ -203,7 +205,7 @@ func inboxAudit(ctx context.Context, args []string, stdout, _ io.Writer) error {
 		r := auditReport{Entries: []inboxAuditLine{}}
 		for _, a := range list {
 			r.Entries = append(r.Entries, inboxAuditLine{a.ID, clock(a.At), a.Action, a.Who, a.Login, a.Why, a.Stream, a.Key, a.Epoch, a.FromSeq, a.ToSeq,
-				a.Topic, a.Partition, a.FromOffset, a.ToOffset, a.Detail})
+				a.Topic, a.Partition, a.FromOffset, a.ToOffset, json.RawMessage(a.Detail)})
 		}
 		return i.print(stdout, r)
 	})
@@ -216,22 +218,22 @@ type auditReport struct {
 }
 
 type inboxAuditLine struct {
-	ID         int64  `json:"id"`
-	At         string `json:"at"`
-	Action     string `json:"action"`
-	Who        string `json:"who"`
-	Login      string `json:"login"`
-	Why        string `json:"why"`
-	Stream     string `json:"stream"`
-	Key        string `json:"key"`
-	Epoch      int64  `json:"epoch"`
-	FromSeq    int64  `json:"from_seq"`
-	ToSeq      int64  `json:"to_seq"`
-	Topic      string `json:"topic"`
-	Partition  int    `json:"partition"`
-	FromOffset int64  `json:"from_offset"`
-	ToOffset   int64  `json:"to_offset"`
-	Detail     string `json:"detail"`
+	ID         int64           `json:"id"`
+	At         string          `json:"at"`
+	Action     string          `json:"action"`
+	Who        string          `json:"who"`
+	Login      string          `json:"login"`
+	Why        string          `json:"why"`
+	Stream     string          `json:"stream"`
+	Key        string          `json:"key"`
+	Epoch      int64           `json:"epoch"`
+	FromSeq    int64           `json:"from_seq"`
+	ToSeq      int64           `json:"to_seq"`
+	Topic      string          `json:"topic"`
+	Partition  int             `json:"partition"`
+	FromOffset int64           `json:"from_offset"`
+	ToOffset   int64           `json:"to_offset"`
+	Detail     json.RawMessage `json:"detail"`
 }
 
 func (r auditReport) text() string {
@@ -244,7 +246,7 @@ func (r auditReport) text() string {
 		if a.Topic != "" {
 			fmt.Fprintf(&b, "; topic %q, partition %d, offsets %d to %d", a.Topic, a.Partition, a.FromOffset, a.ToOffset)
 		}
-		if a.Detail != "{}" {
+		if string(a.Detail) != "{}" {
 			fmt.Fprintf(&b, "; %s", a.Detail)
 		}
 		b.WriteByte('\n')

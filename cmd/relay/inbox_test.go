@@ -149,6 +149,11 @@ func TestParkedStreamsAreListedShownAndDecidedAbout(t *testing.T) {
 	if len(a.Entries) != 4 || a.Entries[3].Action != "retry" || a.Entries[0].Who != "alice" || a.Entries[0].Login == "" {
 		t.Errorf("%+v", a)
 	}
+	for _, e := range a.Entries {
+		if len(e.Detail) == 0 || e.Detail[0] != '{' { // JSON within JSON, and no text that has to be read once more
+			t.Errorf("the detail of %s is %s", e.Action, e.Detail)
+		}
+	}
 }
 
 func TestDeadLettersAndQuarantineAreListedShownAndDecidedAbout(t *testing.T) {
@@ -258,7 +263,11 @@ func TestEachGroupOfInboxCommandsPrintsWhatIsBelowIt(t *testing.T) {
 		usage := fmt.Sprintf("relay inbox %s %s [flags]", name, below)
 		want(t, cmdtest.Run(t, nil, "relay", "inbox", name, "-help"), 0, usage)
 		want(t, cmdtest.Run(t, nil, "relay", "inbox", name), 2, usage, "a command is missing")
+		there := "are "
+		if !strings.Contains(below, "|") {
+			there = "is only " + below
+		}
 		last := below[strings.LastIndex(below, "|")+1:]
-		want(t, cmdtest.Run(t, nil, "relay", "inbox", name, "bogus"), 2, fmt.Sprintf("relay inbox %s: unknown command \"bogus\": there", name), last)
+		want(t, cmdtest.Run(t, nil, "relay", "inbox", name, "bogus"), 2, fmt.Sprintf("relay inbox %s: unknown command \"bogus\": there %s", name, there), last)
 	}
 }

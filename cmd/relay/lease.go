@@ -35,7 +35,11 @@ func group(name, below, usage string, args []string, stdout, stderr io.Writer) e
 		fmt.Fprint(stdout, usage)
 		return nil
 	}
-	return &config.UsageError{Err: fmt.Errorf("%s: unknown command %s: there are %s", name, config.Shown(args[0]), below)}
+	are := "are"
+	if !strings.Contains(below, " and ") {
+		are = "is only"
+	}
+	return &config.UsageError{Err: fmt.Errorf("%s: unknown command %s: there %s %s", name, config.Shown(args[0]), are, below)}
 }
 
 // operation is what the lease and history commands share.

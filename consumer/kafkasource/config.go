@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/segmentio/kafka-go/sasl"
 )
@@ -74,6 +75,10 @@ func (c *Config) check() error {
 	}
 	if c.Group == "" {
 		bad("no consumer group: set Config.Group")
+	} else if !utf8.ValidString(c.Group) || strings.ContainsRune(c.Group, 0) || len(c.Group) > 32767 {
+		// The protocol would carry it; the tools with which groups are looked at and
+		// reset would not.
+		bad("Config.Group is %.40q, want UTF-8 without NUL, at most 32,767 bytes", c.Group)
 	}
 	if len(c.Topics) == 0 {
 		bad("no topics: set Config.Topics to at least one")

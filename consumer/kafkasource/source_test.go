@@ -232,6 +232,11 @@ func TestAConfigurationThatCannotWorkIsRefusedAllAtOnce(t *testing.T) {
 			t.Errorf("%q is missing from: %v", want, err)
 		}
 	}
+	for _, group := range []string{"a\x00b", "\xff", strings.Repeat("x", 32768)} {
+		if _, err := New(Config{Brokers: []string{"a:1"}, Group: group, Topics: []string{"t"}}); err == nil || !strings.Contains(err.Error(), "Config.Group") {
+			t.Errorf("group %.5q: %v", group, err)
+		}
+	}
 	if cfg := (Config{Brokers: []string{"[::1]:9092"}, Group: "g", Topics: []string{"t"}}); cfg.check() != nil || cfg.HeartbeatInterval != 3*time.Second {
 		t.Errorf("%v, %+v", cfg.check(), cfg)
 	}
