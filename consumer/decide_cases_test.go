@@ -8,8 +8,20 @@ import (
 	"github.com/fenceline/fenceline/outbox"
 )
 
-// tale tells a history record by record: histories that simpler tables got
-// wrong, as short as they can be.
+// Histories that simpler contracts got wrong have a number, X1 to X20, and what
+// the corrected one still owed a letter, A to G. Most need nothing but the
+// decision, and are here or in decide_lives_test.go, by that name. The others:
+//
+//	X5   a restored outbox, and nothing follows      verify: TestEachDisagreementIsFound (unfollowed)
+//	X12  the last events are lost unread             TestX12TheLossOfAStreamsLastEventsIsNeverSilent
+//	X13  the same event in another topic             TestTheSameEventInAnotherTopicIsADuplicate, TestOverKafkaMirroredCopies…
+//	X14  a topic that is chosen while publishing     relay: TestAnEventComesOutAsItWasAppended
+//	B    a topic that grows                          TestAChangedNumberOfPartitionsIsRefused…
+//	E    ends of streams without an event            fencing: TestCloseEndsEveryStreamThatTheKeyRemembers
+//	F    an end that is to be skipped                relay: TestWhatCannotBeSkippedIsRefusedWithTheRemedy
+//	G    a restore that nobody was told of           verify: TestEachDisagreementIsFound (phantom)
+
+// tale tells a history record by record, as short as it can be.
 type tale struct {
 	*testing.T
 	w *world

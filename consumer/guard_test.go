@@ -215,6 +215,8 @@ func TestAContradictoryTokenBlocksAStrictKeyAndNotAStateKey(t *testing.T) {
 	l.effects("0.1", "0.2", "snap0.1", "snap0.2")
 }
 
+// X13. A copy that is published again, or mirrored, elsewhere has the guard of its
+// stream.
 func TestTheSameEventInAnotherTopicIsADuplicate(t *testing.T) {
 	l := newLab(t, consumer.GuardConfig{})
 	l.apply(ev(0, 1, 1))

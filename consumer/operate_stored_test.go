@@ -358,6 +358,7 @@ func TestAcceptingWaitsForThoseWhoDecideWhileTheFlagStands(t *testing.T) {
 	l.outcomes(l.goesOn(), "+applied 5d")
 }
 
+// B: see TestCaseBOnlyATombstoneTellsOfALifeInTheOldPartition.
 func TestAChangedNumberOfPartitionsIsRefusedUntilItIsAccepted(t *testing.T) {
 	l := newLab(t, consumer.GuardConfig{})
 	op := l.operator()

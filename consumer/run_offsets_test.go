@@ -56,6 +56,23 @@ func TestEventsThatWereDeletedUnreadRaiseAnAlarmAndFlagTheStrictAndReadingGoesOn
 	}
 }
 
+// X12. Nothing follows what was lost, so that no hole will ever show it: that the
+// log begins behind the offset is all there is to see.
+func TestX12TheLossOfAStreamsLastEventsIsNeverSilent(t *testing.T) {
+	b := newBench(t)
+	log := newMemory("t")
+	log.publish(events("t", "a", 1, 3)...)
+	b.upTo(log, b.config(), 3)
+	log.publish(events("t", "a", 4, 5)...)
+	log.cut(5)
+	b.run(log.source(), b.config(), b.apply("x"))
+	b.eventually("the loss is an alarm", func() bool { return b.seen.alarmed(consumer.Truncated) == 1 && b.flagged() == "1" })
+	b.want("a", effects("a", 1, 3)...)
+	log.publish(events("t", "a", 4, 6)...) // published again
+	b.eventually("what was lost is applied", func() bool { return len(b.applied("")) == 6 })
+	b.want("a", effects("a", 1, 6)...)
+}
+
 func TestATopicThatWasCreatedAnewIsReadFromItsBeginningAlsoWhenItHasGrownPastTheOffset(t *testing.T) {
 	for name, n := range map[string]int64{"shorter": 2, "as long": 5, "longer": 12} {
 		t.Run(name, func(t *testing.T) {

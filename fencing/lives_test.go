@@ -104,7 +104,7 @@ func endsEveryStream(w *world) {
 	if second.Epoch != epoch || second.Token != 1 || epoch <= first.Epoch {
 		w.Fatalf("the second life is %v, opened as %d, after %v", second, epoch, first)
 	}
-	a.commitTo(second, "1", "b", "c") // nothing in a
+	a.commitTo(second, "1", "b", "c") // nothing in a, which is ended all the same: E of the consumer's histories
 	a.close(second)
 	history := value[int64](w, "select since from fenceline.history")
 	data := func(topic string, pos fencing.Position, seq int64, step string) streamRecord {

@@ -169,7 +169,7 @@ func TestWhatCannotBeSkippedIsRefusedWithTheRemedy(t *testing.T) {
 	o := operator(t, pool)
 	heldAt(t, pool, "k", 5)
 	_, err := o.Skip(bg, "a", "k", 0, me)
-	notPossible(t, err, "end of a life", "retire the topic")
+	notPossible(t, err, "end of a life", "retire the topic") // F of the consumer's histories
 	_, err = o.Skip(bg, "a", "other", 0, me)
 	notPossible(t, err, "no stream", "held list")
 	_, err = o.Retry(bg, "a", "other", me)

@@ -136,6 +136,7 @@ func TestEachDisagreementIsFound(t *testing.T) {
 			w.tamper(`delete from fenceline.outbox where key = 'b'`)
 			w.tamper(`delete from fenceline.head where key = 'b'`)
 		}, "phantom", "has never heard of this stream"},
+		// G of the consumer's histories: nobody was told of the restore, and no table can see it.
 		{"a database that was restored to before the last event", func(w *world) {
 			w.tamper(`delete from fenceline.outbox where key = 'a' and seq = 5`)
 			w.tamper(`update fenceline.head set seq = 4 where key = 'a'`)
@@ -162,6 +163,7 @@ func TestEachDisagreementIsFound(t *testing.T) {
 		{"a marker that a strict consumer has not taken note of", sql(`update fenceline.guard set seq = 1 where key = 'd'`), "unapplied", "its guard stands at"},
 		{"an event below the offset that has no effect", sql(`update fenceline.guard set seq = 3 where key = 'a'`), "unapplied", "nothing of it is kept aside"},
 		{"a stream below the offset that has no guard", sql(`delete from fenceline.guard where key = 'b'`), "unapplied", "it has no guard of this stream"},
+		// X5: the consumer keeps what the restore has lost, and no record will ever say so.
 		{"a stream that nothing followed in a new history", func(w *world) {
 			w.exec(`select fenceline.history_bump()`)
 		}, "unfollowed", "nothing was appended since a new history began"},
