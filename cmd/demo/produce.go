@@ -11,6 +11,7 @@ import (
 
 	"github.com/fenceline/fenceline/internal/config"
 	"github.com/fenceline/fenceline/internal/schema"
+	"github.com/fenceline/fenceline/outbox"
 )
 
 // produceCommand works through the reports in an installation that is up:
@@ -51,7 +52,13 @@ func produceCommand(ctx context.Context, args []string, stdout, stderr io.Writer
 		host = "unknown"
 	}
 	cfg.Schema, cfg.Name = postgres.Schema, fmt.Sprintf("demo-producer/%s/%d", host, os.Getpid())
-	w, err := newWorker(ctx, cfg, pool, reports)
+	// An idle relay is told of each commit, and need not find out by looking.
+	waker, err := outbox.NewWaker(pool, outbox.WakerConfig{Schema: postgres.Schema})
+	if err != nil {
+		return err
+	}
+	defer waker.Close()
+	w, err := newWorker(ctx, cfg, pool, reports, waker.Wake)
 	if err != nil {
 		return err
 	}

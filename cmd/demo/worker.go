@@ -38,8 +38,8 @@ type worker struct {
 	proxy   *pgproxy.Proxy
 }
 
-func newWorker(ctx context.Context, cfg childConfig, pool *pgxpool.Pool, reports []quakes.Report) (*worker, error) {
-	fences, err := fencing.New(ctx, pool, fencing.Config{Schema: cfg.Schema, Holder: cfg.Name})
+func newWorker(ctx context.Context, cfg childConfig, pool *pgxpool.Pool, reports []quakes.Report, wake func()) (*worker, error) {
+	fences, err := fencing.New(ctx, pool, fencing.Config{Schema: cfg.Schema, Holder: cfg.Name, Wake: wake})
 	if err != nil {
 		return nil, err
 	}
@@ -307,7 +307,9 @@ func workerChild(ctx context.Context, stop context.CancelFunc, c *control, cfg c
 		return err
 	}
 	defer pool.Close()
-	w, err := newWorker(ctx, cfg, pool, reports)
+	// Nobody is woken here: the faults of the story are played on this worker's
+	// connections, and are to hit what it commits.
+	w, err := newWorker(ctx, cfg, pool, reports, nil)
 	if err != nil {
 		return err
 	}
