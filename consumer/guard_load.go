@@ -169,8 +169,12 @@ func (b *batch) lock(keys, create []StreamKey, ds []Delivery) error {
 func (b *batch) readGuards(rows pgx.Rows, keys []StreamKey) error {
 	var n int64
 	var rest *string
-	for rows.Next() {
-		e := &entry{}
+	entries := make([]entry, len(keys)) // one allocation instead of hundreds
+	for i := 0; rows.Next(); i++ {
+		if i == len(entries) {
+			return errors.New("there are more guards than keys")
+		}
+		e := &entries[i]
 		r := &e.was.row
 		if err := rows.Scan(&n, &e.tid, &r.Epoch, &r.Token, &r.Seq, &r.StartEpoch, &r.StartSeq, &r.Settled, &rest); err != nil {
 			return err

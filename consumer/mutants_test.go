@@ -73,6 +73,10 @@ var mutants = []mutant{
 		"if len(b.entries) == len(keys) {", "if true {", "TestAGuardThatIsGoneAlthoughItWasSeenIsMadeAnew"},
 	{"a short move that leaves the missed out", "guard_move.go",
 		" && slices.Equal(r.Missed, was.Missed)", " && (true || slices.Equal(r.Missed, was.Missed))", "TestTheShortStatementIsTakenOnlyWhereNothingButThePositionHasChanged"},
+	{"a reading of what did not fit before what is new", "run_again.go",
+		"if at == r.to && at < end && !r.began.IsZero() {", "if false {", "TestReadingAgainLeavesTimeForWhatIsNew"},
+	{"a reading of what did not fit right behind another", "run_again.go",
+		"now.Sub(r.ended) >= pause && ", "now.Sub(r.ended) >= min(pause, 0) && ", "TestReadingAgainLeavesTimeForWhatIsNew"},
 	{"a redrive that forgets that the letter is dead", "guard_retry.go",
 		"	b.unbury(e, d)\n", "", "TestADeadLetterIsTriedAgainByTheConsumer"},
 }

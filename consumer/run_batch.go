@@ -207,8 +207,11 @@ func (p *partition) committed(results []Result, began time.Time) {
 		case r.Outcome == Parked:
 			p.log.Warn("the event waits", "event", r.Position.String(), "offset", r.Offset, "reason", r.Reason, "rule", r.Rule, "stored", !r.Unstored)
 		}
-		if r.Outcome == DeadLettered {
+		switch r.Outcome {
+		case DeadLettered:
 			p.pokeLetters()
+		case Applied:
+			p.again.applied(r)
 		}
 	}
 	if p.cfg.Observer != nil {

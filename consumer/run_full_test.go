@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -68,6 +69,35 @@ func TestWhatDoesNotFitIsReadAgainWhenThereIsRoomAndTheOffsetWaitsForIt(t *testi
 			}
 		})
 	}
+}
+
+// What is read again must leave time for what is new, where the missing event comes
+// from. Key b has caught up and counts as one with room, until all that did not fit
+// was read; but a stands at its hole, so that each reading from there is in vain. It
+// takes longer than the pause between two looks whether there is room.
+func TestReadingAgainInVainDoesNotKeepWhatIsNewFromBeingRead(t *testing.T) {
+	b := newBench(t)
+	log := newMemory("t")
+	log.page = 1
+	cfg := b.config()
+	cfg.BatchSize = 1
+	cfg.PollInterval = time.Millisecond
+	cfg.Limits = consumer.Limits{KeyRecords: 1}
+	log.publish(event("t", "a", 1), event("t", "b", 1))
+	for seq := int64(3); seq <= 12; seq++ {
+		log.publish(event("t", "a", seq), event("t", "b", seq))
+	}
+	log.publish(event("t", "b", 2))
+	b.run(log.source(), cfg, b.apply("x"))
+	b.eventually("b has caught up", func() bool { return len(b.applied("b")) == 12 })
+	readings := func() int { return strings.Count(b.log.String(), "reading what did not fit") }
+	n := readings()
+	b.eventually("it is read again in vain", func() bool { return readings() > n })
+	log.publish(event("t", "a", 2))
+	b.eventually("the hole is filled", func() bool { return len(b.applied("a")) == 12 })
+	b.want("a", effects("a", 1, 12)...)
+	b.want("b", effects("b", 1, 12)...)
+	b.eventually("nothing is left", func() bool { return b.unstoredFrom() == "-1" })
 }
 
 func TestAChangedNumberOfPartitionsIsRefusedAlsoByAProcessThatNeverSawTheOldOne(t *testing.T) {

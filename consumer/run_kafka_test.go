@@ -47,7 +47,8 @@ func newKfakeCluster(t *testing.T, brokers, partitions int) (*cluster, *kfake.Cl
 func clusterAt(t *testing.T, addrs string, partitions int) *cluster {
 	t.Helper()
 	addr, _, _ := strings.Cut(addrs, ",")
-	c := &cluster{bench: newBench(t), addr: addr, topic: kafkatest.Topic(t, addr, partitions), addrs: strings.Split(addrs, ","), group: kafkatest.Name(t), partitions: partitions}
+	// The events are of long ago, and a test that takes a while would lose them.
+	c := &cluster{bench: newBench(t), addr: addr, topic: kafkatest.Topic(t, addr, partitions, "retention.ms=-1"), addrs: strings.Split(addrs, ","), group: kafkatest.Name(t), partitions: partitions}
 	c.connect()
 	return c
 }

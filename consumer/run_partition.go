@@ -28,8 +28,7 @@ type partition struct {
 	failed fails     // parked events that failed when their turn came
 	lost   fails     // parked events that took the connection with them
 	over   int64     // the lowest offset of what did not fit, or NoOffset
-	passed int64     // up to where a reading from there is not to begin anew
-	asked  time.Time // when it was asked whether there is room
+	again  rereading // of what did not fit
 	since  time.Time // when what fails began to; zero if all goes well
 	stalls bool      // the alarm about that was raised
 }
@@ -224,9 +223,9 @@ func (p *partition) locate(ctx context.Context) error {
 	if in.replaced, err = p.replaced(ctx, in); err != nil {
 		return err
 	}
-	p.over, p.passed = s.overflow, 0
+	p.over, p.again = s.overflow, rereading{}
 	if s.overflow != NoOffset {
-		p.passed = s.next
+		p.again.to = s.next
 	}
 	return p.place(ctx, locate(in))
 }
@@ -276,31 +275,5 @@ func (p *partition) place(ctx context.Context, at place) error {
 	// What Kafka said at the assignment is used once: from here on it is what
 	// this goroutine reached, which may be behind the database on a rereading.
 	p.offset, p.assigned.Committed = at.offset, at.offset
-	return nil
-}
-
-// seekBack goes back to what did not fit, when some of it does now. It is
-// harmless under the guard, and each time one record at least gets on, so it
-// ends.
-func (p *partition) seekBack(reading context.Context) error {
-	if p.over == NoOffset || p.offset < p.passed || time.Since(p.asked) < min(time.Second, p.cfg.PollInterval) || reading.Err() != nil {
-		return nil
-	}
-	p.asked = time.Now()
-	var room bool
-	err := p.inTx(func(ctx context.Context, tx pgx.Tx, _ *pgx.Batch) (err error) {
-		room, err = p.guard.Room(ctx, tx, p.assigned.Partition)
-		return err
-	})
-	var fatal *fatalError
-	switch {
-	case errors.As(err, &fatal):
-		return err
-	case err != nil:
-		p.log.Warn("whether there is room again is not known, asking again", "err", err)
-	case room:
-		p.log.Info("there is room again, reading what did not fit", "from", p.over, "to", p.offset)
-		p.passed, p.offset = p.offset, p.over
-	}
 	return nil
 }

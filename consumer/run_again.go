@@ -1,0 +1,90 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// rereading is when and how far a partition is read again from what did not fit.
+//
+// That there is room for something doesn't say that this reading gets to it: the
+// next record of a full stream is missing as before, and a stream that is no
+// longer blocked counts as one with room until all that did not fit was read, for
+// what else of it lies there is not known. So readings may be in vain, and must
+// leave time for what is new, where the missing record comes from: none begins
+// before something was read behind where the last one began, unless there is
+// nothing; and between two there is at least as much time as one took, twice as
+// much after each that was in vain, but no more than a minute for that.
+type rereading struct {
+	to    int64     // where the reading that is under way, or was, began: up to there nothing is new
+	began time.Time // when it was begun, zero: none was
+	ended time.Time // when it came to where it had begun
+	asked time.Time // when it was asked whether there is room
+	some  bool      // something of it was applied
+	vain  int       // so many in a row applied nothing
+}
+
+// maxAgainPause bounds the pause between two readings that are in vain.
+const maxAgainPause = time.Minute
+
+// due tells whether it is time to ask whether there is room. at is the offset to
+// read next, end where the log ended when it was last looked at.
+func (r *rereading) due(now time.Time, at, end int64, every time.Duration) bool {
+	switch {
+	case at < r.to:
+		return false // it is under way
+	case r.ended.IsZero() && !r.began.IsZero():
+		r.ended = now
+		if r.vain++; r.some {
+			r.vain = 0
+		}
+	}
+	if at == r.to && at < end && !r.began.IsZero() {
+		return false // there is something new
+	}
+	took := r.ended.Sub(r.began)
+	pause := max(took, min(took<<min(r.vain, 16), maxAgainPause))
+	return now.Sub(r.ended) >= pause && now.Sub(r.asked) >= every
+}
+
+// begin notes that the partition is read again.
+func (r *rereading) begin(now time.Time, at int64) {
+	r.to, r.began, r.ended, r.some = at, now, time.Time{}, false
+}
+
+// applied notes an event. One that was read again, or came out of the park, has
+// made room, so that the next reading may get on as well.
+func (r *rereading) applied(e *Result) {
+	if e.Resumed || e.Offset < r.to {
+		r.some, r.vain = true, 0
+	}
+}
+
+// seekBack goes back to what did not fit, when some of it may fit now. It is
+// harmless under the guard.
+func (p *partition) seekBack(reading context.Context) error {
+	if p.over == NoOffset || !p.again.due(time.Now(), p.offset, p.end, min(time.Second, p.cfg.PollInterval)) || reading.Err() != nil {
+		return nil
+	}
+	p.again.asked = time.Now()
+	var room bool
+	err := p.inTx(func(ctx context.Context, tx pgx.Tx, _ *pgx.Batch) (err error) {
+		room, err = p.guard.Room(ctx, tx, p.assigned.Partition)
+		return err
+	})
+	var fatal *fatalError
+	switch {
+	case errors.As(err, &fatal):
+		return err
+	case err != nil:
+		p.log.Warn("whether there is room again is not known, asking again", "err", err)
+	case room:
+		p.log.Info("there is room again, reading what did not fit", "from", p.over, "to", p.offset)
+		p.again.begin(time.Now(), p.offset)
+		p.offset = p.over
+	}
+	return nil
+}
