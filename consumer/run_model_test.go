@@ -190,8 +190,10 @@ func (s *tale) step() {
 			}
 			r := s.queue[0]
 			s.queue = s.queue[1:]
-			if len(s.past) >= 3 && s.rnd.IntN(7) == 0 {
-				s.held = append(s.held, r) // retention was faster; it is published again later
+			if first := r.ID == s.events[r.Key][0].ID; len(s.past) >= 3 && s.rnd.IntN(7) == 0 && !first {
+				// Retention was faster; it is published again later. Not the first of a key,
+				// where the consumer joins.
+				s.held = append(s.held, r)
 			} else {
 				s.send(r)
 			}

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -30,6 +31,7 @@ func TestOverKafkaAStormOfRebalancesAppliesEachEventOnceAndInOrder(t *testing.T)
 	over := time.Now().Add(lasts)
 	var wg sync.WaitGroup
 	var sent, seqs int64
+	var members atomic.Int64
 	wg.Go(func() {
 		for time.Now().Before(over) {
 			seqs++
@@ -43,6 +45,7 @@ func TestOverKafkaAStormOfRebalancesAppliesEachEventOnceAndInOrder(t *testing.T)
 	for range 2 {
 		wg.Go(func() {
 			for n := 0; time.Now().Before(over); n++ {
+				members.Add(1)
 				var source consumer.Source = c.source()
 				if n%2 == 1 {
 					source = unsaid{source}
@@ -71,6 +74,7 @@ func TestOverKafkaAStormOfRebalancesAppliesEachEventOnceAndInOrder(t *testing.T)
 	if seqs < 2 {
 		t.Errorf("only %d rounds were sent", seqs)
 	}
+	t.Logf("%d records, %d events, %d members came and went", sent, keys*seqs, members.Load())
 }
 
 // Deleted records, as by retention, while a strict consumer is away: the hole
