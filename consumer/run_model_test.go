@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -40,7 +41,7 @@ type tale struct {
 
 // taleMember is one process of the group.
 type taleMember struct {
-	source *memorySource
+	source atomic.Pointer[memorySource]
 	cancel context.CancelFunc
 	done   chan error
 }
@@ -149,13 +150,15 @@ func (s *tale) send(r outbox.Record) {
 
 func (s *tale) start() {
 	ctx, cancel := context.WithCancel(context.Background())
-	m := &taleMember{source: s.log.source(), cancel: cancel, done: make(chan error, 1)}
+	m := &taleMember{cancel: cancel, done: make(chan error, 1)}
+	m.source.Store(s.log.source())
 	go func() {
 		for {
-			err := consumer.Run(ctx, s.runs, m.source, s.cfg, consumer.HandlerFunc(s.handle))
+			err := consumer.Run(ctx, s.runs, m.source.Load(), s.cfg, consumer.HandlerFunc(s.handle))
 			// A start needs the database: a process whose session is ended there, or that
 			// gets one that was ended before, ends and is started again.
 			if err != nil && ctx.Err() == nil && (strings.Contains(err.Error(), "schema: look for") || strings.Contains(err.Error(), "schema: read the version")) {
+				m.source.Store(s.log.source())
 				continue
 			}
 			m.done <- err
@@ -223,7 +226,7 @@ func (s *tale) step() {
 	case n < 17: // crashes in the middle of transactions
 		s.exec("select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and application_name = 'member' and xact_start is not null")
 	case n < 18 && len(s.members) > 0:
-		s.members[any()].source.tryRevoke()
+		s.members[any()].source.Load().tryRevoke()
 	case n < 19: // the group's offset goes back, or expires
 		s.log.mu.Lock()
 		s.log.committed = s.rnd.Int64N(max(s.log.committed, 0)+1) - 1
