@@ -106,8 +106,12 @@ func explain(err error) (cause, remedy string) {
 }
 
 // NeedsRole adds to an error about a missing right which group roles the command
-// needs, all of them; other errors, and none, are returned as they are.
+// needs, all of them; other errors, none, and one that says so already are
+// returned as they are.
 func NeedsRole(err error, schemaName string, kinds ...string) error {
+	if errors.As(err, new(*roleError)) {
+		return err
+	}
 	var pg *pgconn.PgError
 	var access *schema.AccessError
 	var names []string
@@ -120,10 +124,19 @@ func NeedsRole(err error, schemaName string, kinds ...string) error {
 		word, it = "roles", "them"
 	}
 	if errors.As(err, &access) {
-		return fmt.Errorf("user %q may not use schema %q: this command needs the %s %s, so run `grant %s to %s`, or use a login that has %s", access.User, schemaName, word, role, role, schema.Quote(access.User), it)
+		return &roleError{fmt.Sprintf("user %q may not use schema %q: this command needs the %s %s, so run `grant %s to %s`, or use a login that has %s", access.User, schemaName, word, role, role, schema.Quote(access.User), it), nil}
 	}
 	if errors.As(err, &pg) && pg.Code == "42501" { // insufficient privilege
-		return fmt.Errorf("%w: this command needs the %s %s: grant %s to the login, or use one that has %s", err, word, role, it, it)
+		return &roleError{fmt.Sprintf("%v: this command needs the %s %s: grant %s to the login, or use one that has %s", err, word, role, it, it), err}
 	}
 	return err
 }
+
+// roleError says which role is missing; the innermost one knows best.
+type roleError struct {
+	text string
+	err  error
+}
+
+func (e *roleError) Error() string { return e.text }
+func (e *roleError) Unwrap() error { return e.err }

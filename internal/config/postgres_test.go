@@ -3,6 +3,7 @@ package config
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/url"
 	"os"
@@ -126,6 +127,9 @@ func TestOnlyAMissingRightIsBlamedOnTheRole(t *testing.T) {
 	other := &pgconn.PgError{Code: "57014"}
 	if err := NeedsRole(other, "fenceline", "relay"); !errors.Is(err, other) || err.Error() != other.Error() {
 		t.Errorf("error is %v", err)
+	}
+	if again := NeedsRole(fmt.Errorf("read: %w", err), "fenceline", "monitor"); again.Error() != "read: "+err.Error() {
+		t.Errorf("who asked first knows which role it needs, and is contradicted: %v", again)
 	}
 	if err := NeedsRole(nil, "fenceline", "relay"); err != nil {
 		t.Errorf("error is %v", err)
