@@ -28,11 +28,13 @@ type latencyArm struct {
 	name, note string
 	relay      string // a drain arm's name, of which this is the relay
 	java       *connectArm
+	effect     bool // until a consumer's transaction has committed, not until it is read
 	commits    func(ctx context.Context, dsn, topic string) (commit commitFunc, close func(), err error)
 }
 
 var latencyArms = []latencyArm{
 	{name: "fenceline", note: "relay run, as it comes; events committed by CommitBatch", relay: "fenceline", commits: commitFenced},
+	{name: "fenceline, to the effect", note: "the same, until consumer.Run has committed a row for the event", relay: "fenceline", commits: commitFenced, effect: true},
 	{name: "naive relay", note: "poll every 10 ms when idle, Writer with a BatchTimeout of 10 ms, delete", relay: "naive relay", commits: commitPlain},
 	{name: "watermill forwarder", note: "PollInterval 10 ms", relay: "watermill forwarder", commits: commitWatermill},
 	{name: "Debezium, default", note: "as it comes: poll.interval.ms=500", java: &connectArm{"worker.properties", "outbox-default.properties"}, commits: commitDebezium},
@@ -170,17 +172,20 @@ func (s *stack) latency(ctx context.Context, a *latencyArm, n int, tm timing, sa
 	}
 	defer func() { err = errors.Join(err, stop()) }()
 
-	reader, err := kgo.NewClient(kgo.SeedBrokers(s.kafka.Addr()), kgo.ConsumeTopics(topic), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()), kgo.FetchMaxWait(100*time.Millisecond))
+	next, end, err := s.read(topic)
+	if a.effect {
+		next, end, err = s.apply(ctx, dsn, topic)
+	}
 	if err != nil {
 		return nil, err
 	}
-	defer reader.Close()
-	if _, err := s.steady(ctx, reader, commit, tm.rate, tm.warm, 0); err != nil {
+	defer func() { err = errors.Join(err, end()) }()
+	if _, err := s.steady(ctx, next, commit, tm.rate, tm.warm, 0); err != nil {
 		return nil, fmt.Errorf("warm up: %w", err)
 	}
 	client, server, broker := cpuOf(pid), cpuOf(s.postgres.PID()), cpuOf(s.kafka.PID())
 	offset := int(float64(tm.rate) * tm.warm.Seconds())
-	sm, err := s.steady(ctx, reader, commit, tm.rate, tm.length, offset)
+	sm, err := s.steady(ctx, next, commit, tm.rate, tm.length, offset)
 	if err != nil {
 		return nil, err
 	}
@@ -200,6 +205,11 @@ func (s *stack) latency(ctx context.Context, a *latencyArm, n int, tm timing, sa
 	all.Events = offset + int(float64(tm.rate)*tm.length.Seconds())
 	if sm.Verdict, err = s.check(ctx, topic, all.counts()); err != nil {
 		return nil, err
+	}
+	if a.effect {
+		if err := s.inTable(ctx, dsn, all.Events); err != nil {
+			return nil, err
+		}
 	}
 	return sm, ctx.Err()
 }
@@ -254,7 +264,7 @@ func (s *stack) carry(ctx context.Context, a *latencyArm, dsn, topic string, say
 
 // steady commits events at a fixed rate, whatever becomes of them (an open
 // loop), and waits for them at the other end. first numbers them on.
-func (s *stack) steady(ctx context.Context, reader *kgo.Client, commit commitFunc, rate int, length time.Duration, first int) (*latencySample, error) {
+func (s *stack) steady(ctx context.Context, next arrivals, commit commitFunc, rate int, length time.Duration, first int) (*latencySample, error) {
 	n := int(float64(rate) * length.Seconds())
 	acked := make([]time.Duration, n) // since began
 	got := make([]time.Duration, n)
@@ -267,22 +277,22 @@ func (s *stack) steady(ctx context.Context, reader *kgo.Client, commit commitFun
 	go func() {
 		left := n
 		for left > 0 {
-			fetches := reader.PollFetches(ctx)
+			arrived, err := next(ctx)
 			now := time.Since(began)
 			if ctx.Err() != nil {
 				received <- nil
 				return
 			}
-			if err := fetches.Err(); err != nil {
+			if err != nil {
 				received <- err
 				return
 			}
-			fetches.EachRecord(func(r *kgo.Record) {
-				if i, ok := steadyIndex(r); ok && i >= first && i-first < n && got[i-first] == 0 {
+			for _, i := range arrived {
+				if i >= first && i-first < n && got[i-first] == 0 {
 					got[i-first] = now
 					left--
 				}
-			})
+			}
 		}
 		received <- nil
 	}()

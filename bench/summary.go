@@ -23,6 +23,8 @@ var headlines = []headline{
 	{"peak memory of a drain, MiB", "drain", "peak", "fenceline", []string{"Debezium, tuned"}, false},
 	{"commit to consumer, p50 in ms", "latency", "p50", "fenceline", []string{"Debezium, lowest latency", "Debezium, default"}, false},
 	{"the same, p99", "latency", "p99", "fenceline", []string{"Debezium, lowest latency", "Debezium, default"}, false},
+	{"commit to the consumer's effect, p50 in ms", "latency", "p50", "fenceline, to the effect", nil, false},
+	{"the same, p99", "latency", "p99", "fenceline, to the effect", nil, false},
 	{"idle, % of a core", "latency", "idle", "fenceline", []string{"Debezium, lowest latency"}, false},
 	{"fenced commit in a batch, to a plain one", "commit", "ratio", "fenceline, batch", []string{"hand-written fence"}, false},
 	{"fenced commit around a callback", "commit", "ratio", "fenceline, callback", []string{"hand-written fence"}, false},
