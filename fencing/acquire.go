@@ -30,15 +30,20 @@ type LeaseConfig struct {
 	// holder before it gives up with ErrBlocked. Defaults to TTL.
 	Wait time.Duration
 	// Coalesce is how many commits of the batch shape that wait at the same
-	// time may share a transaction. 1 gives each its own. Defaults to 32.
+	// time may share a transaction. One with a statement that changes settings
+	// (SET, set_config, …) goes alone. That is told by its text: where a function
+	// or a view changes settings for what is behind it (a tenant, say), use 1,
+	// which gives each commit its own. Defaults to 32.
 	Coalesce int
 	// CoalesceCallbacks is how many commits of the callback shape that wait at
 	// the same time may share a transaction: their callbacks run one after the
 	// other in it, and see what those before them have written. Where one fails,
 	// all are rolled back; the others run again, and the one again alone, so a
-	// callback runs more than once as a matter of course. A statement that changes
-	// settings (SET, set_config, …) has its callback run alone. For short
-	// callbacks of a hot key. Defaults to 1: each has its own.
+	// callback runs more than once as a matter of course, and its deadline may be
+	// noticed as late as the company takes, which is bounded by a part of the
+	// gate's timeout: slow ones go alone. So does a callback that changes settings
+	// (as said at Coalesce) or takes the connection (Conn). For short callbacks of
+	// a hot key. Defaults to 1: each has its own.
 	CoalesceCallbacks int
 	// Holder overrides [Config.Holder]. Defaults to that.
 	Holder string

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/fenceline/fenceline/internal/sqltext"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -62,7 +63,7 @@ func (f *Fences) CommitBatch(ctx context.Context, pos Position, content Content,
 func (f *Fences) inTurn(ctx context.Context, m *member) error {
 	giveBack, err := f.turns.take(ctx, m.gate.Position.Key)
 	if err != nil {
-		return m.connectError(err)
+		return m.waitError(err)
 	}
 	defer giveBack() // also behind a panic, of an argument's own encoder
 	conn, err := f.connection(ctx)
@@ -109,7 +110,7 @@ func (f *Fences) member(pos Position, content Content, timeout time.Duration, bu
 		return nil, err
 	}
 	m := &member{gate: Gate{pos, content}, timeout: timeout, batch: b, done: make(chan struct{})}
-	m.alone = slices.ContainsFunc(b.queued, func(s statement) bool { return changesSettings(s.sql) })
+	m.alone = slices.ContainsFunc(b.queued, func(s statement) bool { return sqltext.ChangesSettings(s.sql) })
 	return m, nil
 }
 
@@ -124,6 +125,11 @@ func (b *Batch) build(build func(b *Batch) error) error {
 
 func (m *member) connectError(err error) error {
 	return connectError(m.gate.Position.Key, err)
+}
+
+// waitError is that of one who did not come to its turn.
+func (m *member) waitError(err error) error {
+	return &unreachedError{fmt.Sprintf("fencing: commit of %q: nothing was written: wait for the commits of this process before it", m.gate.Position.Key), err}
 }
 
 // gateAt is where the gate is among the statements: behind BEGIN.

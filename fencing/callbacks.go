@@ -3,6 +3,9 @@ package fencing
 import (
 	"context"
 	"errors"
+	"fmt"
+	"slices"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -16,9 +19,13 @@ import (
 // again together, and the one by itself. So an error that a caller gets is
 // always that of a transaction of its own.
 
-// errInCompany is the answer to a statement that changes what those behind it
-// in the transaction run under. Its commit goes alone and runs again.
-var errInCompany = errors.New("fencing: a statement that changes settings shares no transaction: the callback runs again, alone")
+// errInCompany is the answer to what a callback may do in a transaction of its
+// own only: a statement that changes what those behind it run under, and the use
+// of the connection itself. It runs again, alone.
+var errInCompany = errors.New("fencing: who changes settings or takes the connection shares no transaction: the callback runs again, alone")
+
+// errSlowCompany is of a company that took too long; nobody is told.
+var errSlowCompany = errors.New("fencing: the callbacks take too long to share a transaction: they run again, alone")
 
 // errGone is what is left of a callback that has panicked or ended its goroutine.
 var errGone = errors.New("fencing: the callback has not returned")
@@ -40,7 +47,16 @@ type baton struct {
 // play runs the callback, in the goroutine that has called Commit.
 func (m *member) play(b baton) {
 	err := errGone
-	defer func() { b.ran <- err }()
+	defer func() {
+		p := recover()
+		if p == errInCompany { //nolint:errorlint // Conn's own, to get out of the callback
+			err, p = errInCompany, nil
+		}
+		b.ran <- err
+		if p != nil {
+			panic(p)
+		}
+	}()
 	err = m.fn(b.ctx, b.tx)
 }
 
@@ -60,7 +76,7 @@ func (f *Fences) commitCallbacks(ctx context.Context, conn *pgxpool.Conn, member
 	}
 	m := members[0]
 	if m.ctx.Err() != nil { // since it was taken out of the line
-		m.receipt, m.err = Receipt{}, m.connectError(context.Cause(m.ctx))
+		m.receipt, m.err = Receipt{}, m.waitError(context.Cause(m.ctx))
 		return outcome{fate: committed, at: -1}, -1
 	}
 	s := session{f: f, gates: []Gate{m.gate}, timeout: m.timeout, lease: m.lease, conn: conn}
@@ -68,6 +84,11 @@ func (f *Fences) commitCallbacks(ctx context.Context, conn *pgxpool.Conn, member
 	m.receipt, m.err = receipts[0], err
 	return outcome{fate: committed, at: -1}, -1
 }
+
+// companyTime is the part of the gate's timeout within which the callbacks of a
+// company must be done. It bounds how long a takeover waits for them, which for
+// one callback is a matter of how long it idles: slow ones go alone.
+const companyTime = 4
 
 // commitCompany runs the callbacks of several members and commits them together.
 // If one fails nothing is written, and the second result says which.
@@ -85,7 +106,24 @@ func (f *Fences) commitCompany(ctx context.Context, conn *pgxpool.Conn, members 
 	var sent []statement
 	var appends appends
 	first := make([]int, len(members)+1)
+	// The receipts of all were in a transaction that was ended in their midst, and
+	// may be committed; so nobody is asked again, which would be answered as
+	// replayed and bring nothing that was queued.
+	torn := func(err error) (outcome, int) {
+		for _, m := range members {
+			m.receipt, m.err = Receipt{}, &wrappedError{fmt.Sprintf("fencing: commit of %q step %q: a callback that shared the transaction (CoalesceCallbacks) ended it: what was queued (events, the result) was NOT written; what was written before may be committed, and the step with it: then a retry is answered as replayed and does not bring the rest, so commit that under a step of its own", m.gate.Position.Key, m.gate.Content.Step), ErrMisuse, err}
+		}
+		return outcome{fate: ended, at: -1, err: err}, -1
+	}
+	var checks []int // which of sent look at the pass
+	passed := time.Now()
 	for i, m := range members {
+		if time.Since(passed) > m.timeout/companyTime {
+			for _, m := range members {
+				m.alone = true
+			}
+			return outcome{fate: refused, at: -1, err: errSlowCompany}, -1
+		}
 		s := session{f: f, gates: []Gate{m.gate}, timeout: m.timeout, lease: m.lease, conn: conn, company: true}
 		err := s.run(m.ctx, func(ctx context.Context, txs []Tx) error {
 			if err := context.Cause(ctx); err != nil { // it would break the connection for all
@@ -97,14 +135,22 @@ func (f *Fences) commitCompany(ctx context.Context, conn *pgxpool.Conn, members 
 			err = s.ended()
 		}
 		over = append(over, s.close...)
+		if status := conn.Conn().PgConn().TxStatus(); err != nil && status != 'T' && status != 'E' && !conn.Conn().IsClosed() {
+			return torn(err)
+		}
 		if err != nil {
 			m.err = &companyError{err}
 			return outcome{fate: refused, at: -1, err: err}, i
 		}
 		first[i] = len(sent)
-		s.check()
-		for _, q := range s.queued {
-			if !appends.take(f, q) {
+		check := s.check()
+		for j, q := range s.queued {
+			switch {
+			case appends.take(f, q):
+			default:
+				if j == check {
+					checks = append(checks, len(sent))
+				}
 				sent = append(sent, q)
 			}
 		}
@@ -112,6 +158,9 @@ func (f *Fences) commitCompany(ctx context.Context, conn *pgxpool.Conn, members 
 	first[len(members)] = len(sent)
 	sent = append(sent, appends.statements...)
 	o = f.finish(ctx, conn.Conn(), sent)
+	if o.fate == refused && (slices.Contains(checks, o.at) || o.at >= first[len(members)]) && slices.Contains([]string{"22012", "FL007"}, code(o.err)) {
+		return torn(o.err)
+	}
 	culprit = -1
 	for i, m := range members {
 		m.err = o.explain(m.gate, sent, first[i], first[i+1])

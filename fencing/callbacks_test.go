@@ -9,12 +9,21 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/fenceline/fenceline/fencing"
 	"github.com/fenceline/fenceline/outbox"
 )
 
 // errNeverReturned is left by a goroutine that has ended itself.
 var errNeverReturned = errors.New("never returned")
+
+// rewritten has pgx send another statement than the one it was given.
+type rewritten string
+
+func (r rewritten) RewriteQuery(context.Context, *pgx.Conn, string, []any) (string, []any, error) {
+	return string(r), nil, nil
+}
 
 // sharing is a lease whose callbacks share transactions.
 func (k *worker) sharing(key string) *fencing.Lease {
@@ -151,6 +160,14 @@ func TestACallbackThatFailsInCompanyFailsAlone(t *testing.T) {
 			_, err := tx.Conn().Exec(ctx, "rollback; begin")
 			return err
 		}, func(_ fencing.Receipt, err error) bool { return errors.Is(err, fencing.ErrMisuse) }},
+		"commits on its connection": {"s", "x", func(ctx context.Context, tx fencing.Tx) error {
+			return pgx.BeginFunc(ctx, tx.Conn(), func(pgx.Tx) error { return nil })
+		}, func(_ fencing.Receipt, err error) bool { return errors.Is(err, fencing.ErrMisuse) }},
+		"uses its connection": {"s", "x", func(ctx context.Context, tx fencing.Tx) error { return tx.Conn().Ping(ctx) }, func(r fencing.Receipt, err error) bool { return err == nil && !r.Replayed }},
+		"uses its connection, and survives whatever comes": {"s", "x", func(ctx context.Context, tx fencing.Tx) error {
+			defer func() { _ = recover() }()
+			return tx.Conn().Ping(ctx)
+		}, func(r fencing.Receipt, err error) bool { return err == nil && !r.Replayed }},
 		"fails in a queued statement": {"s", "x", func(_ context.Context, tx fencing.Tx) error { tx.Queue("select 'x'::int"); return nil }, func(_ fencing.Receipt, err error) bool {
 			s, ok := errors.AsType[*fencing.StatementError](err)
 			return ok && s.Index == 1 && sqlstate(err) == "22P02"
@@ -193,12 +210,15 @@ func TestACallbackThatFailsInCompanyFailsAlone(t *testing.T) {
 			if changed {
 				t.Error("one callback ran under another's settings")
 			}
-			if n := value[int](&w, "select count(distinct xid) from fenceline.receipt where key = $1 and step in ('first', 'last')", name); n != 1 && name != "ends the transaction, and begins another" { // which of them did it can't be told
+			if n := value[int](&w, "select count(distinct xid) from fenceline.receipt where key = $1 and step in ('first', 'last')", name); n != 1 {
 				t.Errorf("the others were in %d transactions", n)
 			}
 			want := written{3, 3, 3}
 			if got[1].err == nil && !got[1].receipt.Replayed {
 				want = written{4, 4, 4}
+			}
+			if name == "commits on its connection" { // what was before that, and not what was queued
+				want = written{4, 4, 3}
 			}
 			w.wantWritten(name, want)
 			_, err = callbackOf(lease, "afterwards", "x")() // the lease goes on
@@ -217,21 +237,39 @@ func TestACallbackThatFailsInCompanyFailsAlone(t *testing.T) {
 		t.Error(got[0].err)
 	}
 
-	// One that ends the transaction, where none has anything queued that would
-	// look at the pass: those before it are not told that they have committed.
-	silent := func(step string, sql string) func() (fencing.Receipt, error) {
-		return func() (fencing.Receipt, error) {
-			return lease.Commit(ctx, content(step, "x"), func(ctx context.Context, tx fencing.Tx) error {
-				_, err := tx.Conn().Exec(ctx, sql)
-				return err
-			})
+	// One that ends the transaction by a statement that only pgx knows: the
+	// others are not told that they have committed, nor asked again, which would
+	// be answered as replayed and lose their events.
+	for _, sql := range []string{"commit", "rollback", "commit; begin", "rollback; begin"} {
+		for _, events := range []string{"none", "the others", "all"} {
+			innocent := func(step string) func() (fencing.Receipt, error) {
+				return func() (fencing.Receipt, error) {
+					return lease.Commit(ctx, content(step, "x"), func(ctx context.Context, tx fencing.Tx) error {
+						if events != "none" {
+							return outbox.Append(ctx, tx, outbox.Event{Topic: "results", Type: "result"})
+						}
+						return nil
+					})
+				}
+			}
+			got = a.togetherIn(lease,
+				innocent(fmt.Sprint("before ", sql, events)),
+				func() (fencing.Receipt, error) {
+					return lease.Commit(ctx, content(fmt.Sprint(sql, events), "x"), func(ctx context.Context, tx fencing.Tx) error {
+						_, err := tx.Exec(ctx, "select 1", rewritten(sql))
+						if err == nil && events == "all" {
+							err = outbox.Append(ctx, tx, outbox.Event{Topic: "results", Type: "result"})
+						}
+						return err
+					})
+				},
+				innocent(fmt.Sprint("behind ", sql, events)))
+			for i := range got {
+				if !errors.Is(got[i].err, fencing.ErrMisuse) {
+					t.Errorf("%s, events of %s: %d is told %+v, %v", sql, events, i, got[i].receipt, got[i].err)
+				}
+			}
 		}
-	}
-	got = a.togetherIn(lease, silent("silent 1", "insert into public.result values ('silent', '1')"), silent("silent 2", "rollback; begin"), silent("silent 3", "select 1"))
-	w.ok(errors.Join(got[0].err, got[2].err))
-	w.is(got[1].err, fencing.ErrMisuse)
-	if n := value[int](w, "select count(*) from fenceline.receipt where step like 'silent%'") + 10*value[int](w, "select count(*) from public.result where key = 'silent'"); n != 12 {
-		t.Errorf("of one row and two receipts there are %d", n)
 	}
 
 	// A context that ends in the middle.
@@ -274,4 +312,24 @@ func TestACallbackThatWaitsInLineCanLeaveIt(t *testing.T) {
 	_, err = callbackOf(lease, "s", "x")()
 	w.ok(err)
 	w.wantWritten("k", written{1, 1, 1})
+}
+
+// A takeover does not wait for many callbacks one after the other: those that
+// take long have transactions of their own.
+func TestSlowCallbacksShareNoTransaction(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	a := w.worker("a")
+	lease, err := a.Acquire(ctx, "k", fencing.LeaseConfig{TTL: time.Hour, GateTimeout: 4 * time.Second, CoalesceCallbacks: 32})
+	w.ok(err)
+	slow := func(ctx context.Context, tx fencing.Tx) error {
+		_, err := tx.Exec(ctx, "select pg_sleep(1.1)") // a quarter of the gate's timeout, and a little
+		return err
+	}
+	got := a.togetherIn(lease, callbackOf(lease, "1", "x", slow), callbackOf(lease, "2", "x"), callbackOf(lease, "3", "x"))
+	w.ok(errors.Join(got[0].err, got[1].err, got[2].err))
+	w.wantWritten("k", written{3, 3, 3})
+	if n := w.transactions("k"); n != 3 {
+		t.Errorf("%d transactions", n)
+	}
 }

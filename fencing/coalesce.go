@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
-	"strings"
 	"sync"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -42,7 +41,7 @@ type line struct {
 // line as long as it has not been sent.
 func (q *line) commit(ctx context.Context, m *member) (Receipt, error) {
 	if ctx.Err() != nil { // else it could be sent before it is taken out again
-		return Receipt{}, m.connectError(context.Cause(ctx))
+		return Receipt{}, m.waitError(context.Cause(ctx))
 	}
 	m.ctx = ctx
 	q.mu.Lock()
@@ -64,7 +63,7 @@ func (q *line) commit(ctx context.Context, m *member) (Receipt, error) {
 			m.play(b)
 		case <-over:
 			if q.leave(m) {
-				return Receipt{}, m.connectError(context.Cause(ctx))
+				return Receipt{}, m.waitError(context.Cause(ctx))
 			}
 			over = nil // sent: CommitTimeout bounds it, or the callback has been told
 		}
@@ -201,35 +200,6 @@ func settle(members []*member, o outcome, culprit int) (again []*member) {
 		}
 	}
 	return append(again, alone...)
-}
-
-// changesSettings says that a statement changes what the statements behind it
-// in the transaction run under: search path, role, durability, a tenant. A member
-// with one goes alone, for the others have not asked for it.
-func changesSettings(sql string) bool {
-	lower := strings.ToLower(sql)
-	if strings.Contains(lower, "set_config") {
-		return true
-	}
-	for {
-		lower = strings.TrimLeft(lower, " \t\r\n\f\v;(")
-		var found bool
-		switch {
-		case strings.HasPrefix(lower, "--"):
-			_, lower, found = strings.Cut(lower, "\n")
-		case strings.HasPrefix(lower, "/*"):
-			_, lower, found = strings.Cut(lower, "*/")
-		}
-		if !found {
-			break
-		}
-	}
-	for _, word := range []string{"set", "reset", "discard", "load", "do", "call", "listen", "lock", "savepoint"} {
-		if rest, ok := strings.CutPrefix(lower, word); ok && (rest == "" || strings.IndexByte(" \t\r\n\f\v/-;", rest[0]) >= 0) {
-			return true
-		}
-	}
-	return false
 }
 
 func (f *Fences) panicked(members []*member, p any) (again []*member) {

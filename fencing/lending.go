@@ -54,7 +54,7 @@ func (l *lending) check(sql string) error {
 	if err := l.open(); err != nil {
 		return err
 	}
-	if l.company && changesSettings(sql) {
+	if l.company && sqltext.ChangesSettings(sql) {
 		l.refuse(errInCompany)
 		return errInCompany
 	}
@@ -192,9 +192,15 @@ func (l *lent) Prepare(ctx context.Context, name, sql string) (*pgconn.Statement
 	return l.on.Prepare(ctx, name, sql)
 }
 
+// Conn ends a callback that has company, which then runs again alone: with the
+// connection itself it could commit what the others have written.
 func (l *lent) Conn() *pgx.Conn {
 	if l.open() != nil {
 		return nil
+	}
+	if l.company {
+		l.refuse(errInCompany)
+		panic(errInCompany)
 	}
 	return l.conn
 }

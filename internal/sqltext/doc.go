@@ -1,6 +1,7 @@
 // Package sqltext looks at the text of SQL statements as far as must be known
 // before one is sent: whether it would begin or end the transaction that it is
-// sent in, and whether there is anything in it at all.
+// sent in, whether it may change what others in the transaction run under, and
+// whether there is anything in it at all.
 //
 // It reads what PostgreSQL's own scanner would read over (comments, texts, quoted
 // names, dollar quotes), so that what is in them is not mistaken for a statement.

@@ -50,3 +50,19 @@ func FuzzNoTextIsReadForever(f *testing.F) {
 		}
 	})
 }
+
+func TestAStatementThatMayChangeSettingsIsToldFromOneThatDoesNot(t *testing.T) {
+	for sql, want := range map[string]bool{
+		"": false, "select 1": false, "insert into settings values (1)": false, "update t set a = 1": false, "select 'set local x = 1'": false,
+		"-- set local x\nselect 1": false, "/* ; set local x = 1 */ select 1": false, "offset": false, "setting": false, "values (1)": false,
+		"set local x = 1": true, " /* a */ -- b\n SET x = 1": true, "(set": true, "reset all": true, "discard all": true, "load 'x'": true, "do $$ begin end $$": true,
+		"call p()": true, "listen x": true, "lock table t": true, "savepoint s": true, "set/**/role x": true, "set": true,
+		"select set_config('a', 'b', true)": true, `select "set_config"('a', 'b', true)`: true, `select U&"\0073et_config"('a', 'b', true)`: true,
+		"update pg_settings set setting = 'x' where name = 'y'": true, "prepare p as select set_config('a', 'b', true)": true,
+		"select 1; set local x = 1": true, "/* a /* b */ */ set local x = 1": true, "select $$;$$; set x = 1": true, "select '; set x = 1'": false,
+	} {
+		if got := sqltext.ChangesSettings(sql); got != want {
+			t.Errorf("%q: %t, want %t", sql, got, want)
+		}
+	}
+}
