@@ -40,6 +40,9 @@ func checkRecord(r *outbox.Record) error {
 		return bad("ce_fenceseq", "is not from 1 to 2^62")
 	case r.Kind == outbox.KindSkip && (r.From < 1 || r.From > r.Seq):
 		return bad("ce_fencefrom", "is not from 1 to ce_fenceseq")
+	case r.Kind == outbox.KindSkip && r.Seq-r.From >= outbox.MaxSkip:
+		// The one record that moves a guard over what nobody has seen.
+		return bad("ce_fencefrom", "is more than 2^30 events before ce_fenceseq")
 	case r.Kind != outbox.KindSkip && r.From != 0:
 		return bad("ce_fencefrom", "is only for skip markers")
 	case r.Kind != "" && r.Kind != outbox.KindData && r.Kind != outbox.KindSkip && r.Kind != outbox.KindEnd:

@@ -313,6 +313,7 @@ func TestARecordThatNoGuardCouldStoreIsMalformed(t *testing.T) {
 		"unknown kind":         func(r *outbox.Record) { r.Kind = "resume" },
 		"skip without from":    func(r *outbox.Record) { r.Kind = outbox.KindSkip },
 		"skip from beyond":     func(r *outbox.Record) { r.Kind, r.From = outbox.KindSkip, 3 },
+		"skip too large":       func(r *outbox.Record) { r.Kind, r.From, r.Seq = outbox.KindSkip, 2, 2+outbox.MaxSkip },
 		"from on data":         func(r *outbox.Record) { r.From = 1 },
 		"history after epoch":  func(r *outbox.Record) { r.Seq, r.History = 1, 6 },
 		"prev on a later seq":  func(r *outbox.Record) { r.Prev = &Prev{Epoch: 1, Seq: 1} },

@@ -166,9 +166,11 @@ func (d *debezium) number(column string, required bool) int64 {
 }
 
 func (d *debezium) position(rec *outbox.Record) {
-	rec.Stream = d.text("topic")
-	if rec.Stream == "" {
+	switch rec.Stream = d.text("topic"); {
+	case rec.Stream == "":
 		d.fail(d.header("topic"), "is missing")
+	case !outbox.IsTopic(rec.Stream):
+		d.fail(d.header("topic"), fmt.Sprintf("is %.60q, want a topic: 1 to 249 of a-z A-Z 0-9 . _ -", rec.Stream))
 	}
 	rec.Epoch, rec.Token, rec.Seq = d.number("epoch", true), d.number("token", true), d.number("seq", true)
 	rec.History = d.number("history", false)

@@ -2,7 +2,6 @@ package outbox
 
 import (
 	"fmt"
-	"regexp"
 	"strings"
 	"unicode/utf8"
 
@@ -56,7 +55,22 @@ func (e *InvalidEventError) Error() string {
 	return fmt.Sprintf("outbox: event %s %s", e.Field, e.Reason)
 }
 
-var topicPattern = regexp.MustCompile(`^[a-zA-Z0-9._-]{1,249}$`)
+// IsTopic tells whether Kafka takes the name for a topic: 1 to 249 of
+// a-z A-Z 0-9 . _ -, and neither "." nor "..". So is every stream named, since
+// it is the topic that its events were appended to.
+func IsTopic(name string) bool {
+	if name == "" || len(name) > 249 || name == "." || name == ".." {
+		return false
+	}
+	for i := range len(name) {
+		switch c := name[i]; {
+		case 'a' <= c && c <= 'z', 'A' <= c && c <= 'Z', '0' <= c && c <= '9', c == '.', c == '_', c == '-':
+		default:
+			return false
+		}
+	}
+	return true
+}
 
 func (e Event) withDefaults() Event {
 	if e.ID == uuid.Nil {
@@ -81,7 +95,7 @@ func (e Event) validate(key string) error {
 	if e.Topic == "" {
 		return &InvalidEventError{"topic", "is empty: set Topic, or AggregateType to derive it from"}
 	}
-	if !topicPattern.MatchString(e.Topic) || e.Topic == "." || e.Topic == ".." {
+	if !IsTopic(e.Topic) {
 		return &InvalidEventError{"topic", fmt.Sprintf("%.60q is not one that Kafka takes: 1 to 249 of a-z A-Z 0-9 . _ -", e.Topic)}
 	}
 	for _, f := range []struct {

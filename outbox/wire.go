@@ -43,6 +43,12 @@ const (
 // always name the next position, and a range that ends with this one.
 const MaxNumber = int64(1) << 62
 
+// MaxSkip is how many events a skip marker may stand for: 2^30. All of them
+// waited in one outbox, for one key, when they were given up, which no outbox
+// gets near. A consumer that believed a larger range would take everything that
+// the key ever publishes for given up.
+const MaxSkip = int64(1) << 30
+
 // WireHeader is a header of a Kafka record.
 type WireHeader struct {
 	Key   string
@@ -202,6 +208,9 @@ func ParseWire(topic string, key, value []byte, ts time.Time, headers []WireHead
 		p.fail("key", "of the Kafka record differs from "+headerKey)
 	}
 	r.Stream = p.text(headerStream, true)
+	if p.err == nil && !IsTopic(r.Stream) {
+		p.fail(headerStream, fmt.Sprintf("is %.60q, want a topic: 1 to 249 of a-z A-Z 0-9 . _ -", r.Stream))
+	}
 	r.Epoch = p.number(headerEpoch, true)
 	r.Token = p.number(headerToken, true)
 	r.Seq = p.number(headerSeq, true)
@@ -277,6 +286,8 @@ func (p *parser) kind(r *Record) {
 			p.fail(headerFrom, "is missing on a skip marker")
 		case from > r.Seq:
 			p.fail(headerFrom, fmt.Sprintf("is %d, beyond %s %d", from, headerSeq, r.Seq))
+		case r.Seq-from >= MaxSkip:
+			p.fail(headerFrom, fmt.Sprintf("is %d, more than 2^30 events before %s %d", from, headerSeq, r.Seq))
 		}
 		r.From = from
 	case string(v) == string(KindEnd):

@@ -22,7 +22,7 @@ func anyText(limit int) *rapid.Generator[string] {
 var anyRecord = rapid.Custom(func(t *rapid.T) *Record {
 	r := &Record{
 		Type: anyText(50).Draw(t, "type"), Source: anyText(50).Draw(t, "source"),
-		Stream: rapid.StringMatching(`[a-zA-Z0-9._-]{1,40}`).Draw(t, "stream"),
+		Stream: rapid.StringMatching(`[a-zA-Z0-9._-]{1,40}`).Filter(IsTopic).Draw(t, "stream"),
 		Key:    rapid.StringN(1, 100, 200).Draw(t, "key"),
 		Epoch:  rapid.Int64Range(2, 1<<62).Draw(t, "epoch"),
 		Token:  rapid.Int64Range(1, 1<<62).Draw(t, "token"),
@@ -39,7 +39,7 @@ var anyRecord = rapid.Custom(func(t *rapid.T) *Record {
 	}
 	switch r.Kind {
 	case KindSkip:
-		r.From = rapid.Int64Range(1, r.Seq).Draw(t, "from")
+		r.From = rapid.Int64Range(max(1, r.Seq-MaxSkip+1), r.Seq).Draw(t, "from")
 		r.Payload = []byte{}
 	case KindEnd:
 		r.Payload = []byte{}
@@ -176,6 +176,14 @@ var malformed = []struct {
 	{"key differs from the Kafka key", mutation{"ce_fencekey": "other"}, "key"},
 	{"no stream", mutation{"ce_fencestream": "-"}, "ce_fencestream"},
 	{"stream empty", mutation{"ce_fencestream": ""}, "ce_fencestream"},
+	{"stream with a slash", mutation{"ce_fencestream": "other/../topic"}, "ce_fencestream"},
+	{"stream like a partition", mutation{"ce_fencestream": "results/0"}, "ce_fencestream"},
+	{"stream with a space", mutation{"ce_fencestream": "the results"}, "ce_fencestream"},
+	{"stream with a line's end", mutation{"ce_fencestream": "results\n"}, "ce_fencestream"},
+	{"stream not ASCII", mutation{"ce_fencestream": "résultats"}, "ce_fencestream"},
+	{"stream a dot", mutation{"ce_fencestream": "."}, "ce_fencestream"},
+	{"stream two dots", mutation{"ce_fencestream": ".."}, "ce_fencestream"},
+	{"stream of 250 bytes", mutation{"ce_fencestream": strings.Repeat("s", 250)}, "ce_fencestream"},
 	{"no epoch", mutation{"ce_fenceepoch": "-"}, "ce_fenceepoch"},
 	{"no token", mutation{"ce_fencetoken": "-"}, "ce_fencetoken"},
 	{"no seq", mutation{"ce_fenceseq": "-"}, "ce_fenceseq"},
@@ -198,6 +206,8 @@ var malformed = []struct {
 	{"kind empty", mutation{"ce_fencekind": ""}, "ce_fencekind"},
 	{"skip without from", mutation{"ce_fencekind": "skip"}, "ce_fencefrom"},
 	{"skip from beyond seq", mutation{"ce_fencekind": "skip", "ce_fencefrom": "2"}, "ce_fencefrom"},
+	{"skip of 2^30 events and one", mutation{"ce_fencekind": "skip", "ce_fencefrom": "2", "ce_fenceseq": "1073741826", "ce_fencehistory": "-", "ce_fenceprev": "-"}, "ce_fencefrom"},
+	{"skip to the largest number", mutation{"ce_fencekind": "skip", "ce_fencefrom": "1", "ce_fenceseq": "4611686018427387904"}, "ce_fencefrom"},
 	{"skip from zero", mutation{"ce_fencekind": "skip", "ce_fencefrom": "0"}, "ce_fencefrom"},
 	{"from without skip", mutation{"ce_fencefrom": "1"}, "ce_fencefrom"},
 	{"from on an end", mutation{"ce_fencekind": "end", "ce_fencefrom": "1"}, "ce_fencefrom"},
@@ -276,6 +286,15 @@ func TestWhateverComesFromKafkaIsParsedOrRefusedAndNeverPanics(t *testing.T) {
 			t.Fatalf("accepted %+v", r)
 		}
 	})
+}
+
+func TestAMarkerStandsForAtMostTwoToTheThirtyEvents(t *testing.T) {
+	for from, ok := range map[string]bool{"3": true, "2": false} {
+		m := mutation{"ce_fencekind": "skip", "ce_fencefrom": from, "ce_fenceseq": "1073741826", "ce_fencehistory": "-", "ce_fenceprev": "-"}.apply()
+		if r, err := ParseWire("results", []byte("k"), nil, time.Time{}, wire(m)); (err == nil) != ok {
+			t.Errorf("%d to %d: %v", r.From, r.Seq, err)
+		}
+	}
 }
 
 func TestATombstoneHasNoValueAndAMarkerAnEmptyOne(t *testing.T) {
