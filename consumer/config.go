@@ -154,7 +154,7 @@ func (c *Config) check() error {
 	if c.Mapping == nil {
 		c.Mapping = Wire
 	}
-	errs = append(errs, c.Mapping.check())
+	errs = append(errs, c.Mapping.check(), c.checkOffsets())
 	checkStream := func(where string, s StreamConfig) {
 		if s.Policy != Strict && s.Policy != State {
 			bad("%s policy %q is unknown: want %q or %q", where, s.Policy, Strict, State)

@@ -188,7 +188,7 @@ func (g *Guard) stream(name string) StreamConfig {
 // the database's.
 func (g *Guard) Apply(ctx context.Context, tx pgx.Tx, deliveries []Delivery, h Handler) ([]Result, error) {
 	b := newBatch(ctx, g, tx, h)
-	err := b.load(keysOf(deliveries), deliveries)
+	err := b.load(g.keysOf(deliveries), deliveries)
 	results := make([]Result, 0, len(deliveries))
 	for i := 0; i < len(deliveries) && err == nil; i++ {
 		b.index = i
@@ -283,10 +283,10 @@ func More(results []Result) []StreamKey {
 
 // keysOf lists the streams whose guards a batch needs. What is decided without
 // a guard needs none, and may have no usable key.
-func keysOf(ds []Delivery) []StreamKey {
+func (g *Guard) keysOf(ds []Delivery) []StreamKey {
 	keys := make([]StreamKey, 0, len(ds))
 	for i := range ds {
-		if d := &ds[i]; d.Malformed == nil && checkRecord(&d.Record) == nil {
+		if d := &ds[i]; d.Malformed == nil && g.check(d) == nil {
 			keys = append(keys, StreamKey{d.Stream, d.Key})
 		}
 	}

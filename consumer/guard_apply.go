@@ -13,7 +13,7 @@ import (
 // of its guard, which is written with those of the whole batch.
 func (b *batch) decide(d *Delivery) (Result, error) {
 	if d.Malformed == nil {
-		d.Malformed = checkRecord(&d.Record)
+		d.Malformed = b.g.check(d)
 	}
 	if d.Malformed != nil {
 		dec := Decide(Input{Malformed: d.Malformed})

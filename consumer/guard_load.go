@@ -311,7 +311,7 @@ type positions struct {
 func (b *batch) statePositions(ds []Delivery) (ps positions) {
 	for i := range ds {
 		d := &ds[i]
-		if d.Malformed != nil || checkRecord(&d.Record) != nil || b.stream(d.Stream).Policy != State {
+		if d.Malformed != nil || b.g.check(d) != nil || b.stream(d.Stream).Policy != State {
 			continue
 		}
 		ps.streams, ps.keys = append(ps.streams, d.Stream), append(ps.keys, d.Key)

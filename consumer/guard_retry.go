@@ -99,7 +99,7 @@ func (b *batch) redriveQuarantined(e *entry, q *quarantinedRecord) error {
 	b.admitted = q.admit
 	defer func() { b.admitted = false }()
 	if d.Malformed == nil {
-		d.Malformed = checkRecord(&d.Record)
+		d.Malformed = b.g.check(d)
 	}
 	in := b.input(e, &d.Record, d.Partition)
 	in.Malformed = d.Malformed
@@ -177,9 +177,11 @@ func (b *batch) fetchQuarantined(e *entry, limit int) ([]quarantinedRecord, erro
 		q.Delivery = b.g.cfg.Mapping.Delivery(p, raw)
 		q.Attempt, q.Resumed, q.origin, q.id, q.admit = attempts+1, true, fromQuarantine, id, retryKind == "admit"
 		if q.Malformed == nil && q.Position().StreamKey != e.StreamKey {
-			err = fmt.Errorf("consumer: the record %d in quarantine for %s says of itself %s", id, e.StreamKey, q.Position())
+			// Whoever asked for it reads by another mapping. That is said of the
+			// record, and is no reason to end for.
+			q.Malformed = fmt.Errorf("consumer: it was to be tried as one of %s, and the consumer's mapping makes of it %s: set OperatorConfig.Mapping to that one", e.StreamKey, q.Position())
 		}
-		return q, err
+		return q, nil
 	})
 	if err != nil {
 		return nil, fmt.Errorf("consumer: reading the quarantine of %s: %w", e.StreamKey, err)

@@ -3,6 +3,7 @@ package consumer
 import (
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -57,13 +58,24 @@ func wrongMapping(format string, args ...any) Mapping {
 	return func(Partition, KafkaRecord) (outbox.Record, error) { return outbox.Record{}, err }
 }
 
-// check asks the mapping: a function shows its configuration no other way. It
-// must answer anything, so also an empty record.
+// nowhere is the partition of the empty record with which a mapping is asked how
+// it reads: a function shows its configuration no other way, and it must answer
+// anything. No record comes from there.
+var nowhere = Partition{ID: -1}
+
+// check asks the mapping whether it can work.
 func (m Mapping) check() error {
-	if _, err := m.read(Partition{}, KafkaRecord{}); errors.Is(err, ErrMapping) {
+	if _, err := m.read(nowhere, KafkaRecord{}); errors.Is(err, ErrMapping) {
 		return err
 	}
 	return nil
+}
+
+// makesOffsets tells whether the mapping makes positions of offsets. One of your
+// own shows it only if it does so for a topic that it doesn't know.
+func (m Mapping) makesOffsets() bool {
+	rec, err := m.read(nowhere, KafkaRecord{})
+	return err == nil && isByOffset(nowhere, &rec)
 }
 
 // byOffset makes a position of what Kafka itself counts, for records of others,
@@ -84,7 +96,7 @@ func byOffset(p Partition, r KafkaRecord, life int64) (stream string, epoch int6
 	if r.Offset < 0 || r.Offset >= maxByOffset {
 		return "", 0, &outbox.MalformedError{Header: "offset", Reason: "has no position: it is not from 0 to 2^40"}
 	}
-	return fmt.Sprintf("%s/%d", p.Topic, p.ID), life*maxByOffset + r.Offset + 1, nil
+	return byOffsetStream(p), life*maxByOffset + r.Offset + 1, nil
 }
 
 const (
@@ -94,8 +106,15 @@ const (
 	maxLife = 1 << 10
 )
 
-// isByOffset tells whether a stream's positions are made of offsets.
-func isByOffset(stream string) bool { return strings.Contains(stream, "/") }
+// isByOffset tells whether the position of a record from p is made of its
+// offset. What a record says of itself can't bring that about: it names a topic,
+// and no topic has the name of a partition.
+func isByOffset(p Partition, r *outbox.Record) bool {
+	n := len(p.Topic) // hardly any stream has the slash, and the name isn't made for those
+	return len(r.Stream) > n && r.Stream[n] == '/' && r.Stream == byOffsetStream(p)
+}
+
+func byOffsetStream(p Partition) string { return p.Topic + "/" + strconv.Itoa(p.ID) }
 
 // CloudEventsConfig is how [CloudEvents] reads.
 type CloudEventsConfig struct {
@@ -214,6 +233,9 @@ func (f *foreign) time(v string) {
 // place gives the record its position by offset. A record without a key is in
 // a stream of its own, with its partition as the key.
 func (f *foreign) place(life int64) {
+	if f.p == nowhere {
+		f.err = nil // it isn't read, but asked how it reads
+	}
 	stream, epoch, err := byOffset(f.p, f.r, life)
 	if err != nil && f.err == nil {
 		f.err = err
@@ -235,11 +257,38 @@ func foreignID(source, id string) uuid.UUID {
 	return uuid.NewSHA1(foreignNamespace, []byte(source+"\x00"+id))
 }
 
-// errPolicy is what a stream by offset says to a strict policy.
-func errPolicy(stream string) error {
-	return fmt.Errorf("%w %q: set its policy, or Config.Policy, to %q: a strict stream would wait for positions that don't exist", ErrByOffset, stream, State)
+// ErrByOffset says that positions that are made of offsets, as [CloudEvents] and
+// [Debezium] make them, meet the policy [Strict], which would wait for positions
+// that don't exist. [Run] ends with it before it reads anything, where the
+// configuration shows it: a mapping that makes such positions, and no stream of
+// them in Config.Streams that is [State], nor Config.Policy. Where only the record
+// does (another partition than those in Config.Streams, or a mapping of your own
+// that calls one of these for some topics), the record is quarantined: what is
+// in a topic ends no consumer.
+var ErrByOffset = errors.New("consumer: positions by offset can't be followed strictly")
+
+// checkOffsets refuses a configuration under which every position by offset
+// would be strict.
+func (c *Config) checkOffsets() error {
+	if c.Policy == State || !c.Mapping.makesOffsets() {
+		return nil
+	}
+	for name := range c.Streams {
+		if strings.Contains(name, "/") && c.stream(name).Policy == State {
+			return nil
+		}
+	}
+	return fmt.Errorf("%w: Config.Mapping makes positions of offsets: set Config.Policy to %q, or that of their streams (\"topic/partition\") in Config.Streams", ErrByOffset, State)
 }
 
-// ErrByOffset ends [Run] when a mapping gives a strict stream positions that are
-// made of offsets.
-var ErrByOffset = errors.New("consumer: positions by offset can't be followed strictly, stream")
+// check finds what no guard could store, and a position by offset in a strict
+// stream.
+func (g *Guard) check(d *Delivery) error {
+	if err := checkRecord(&d.Record); err != nil {
+		return err
+	}
+	if isByOffset(Partition{d.Topic, d.Partition}, &d.Record) && g.stream(d.Stream).Policy == Strict {
+		return fmt.Errorf("%w: set the policy of the stream %q, or Config.Policy, to %q", ErrByOffset, d.Stream, State)
+	}
+	return nil
+}

@@ -1,6 +1,7 @@
 package consumer_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -58,6 +59,11 @@ var hostile = map[string]func(consumer.KafkaRecord) consumer.KafkaRecord{
 	"stream too long":        set("ce_fencestream", strings.Repeat("s", 250)),
 	"stream with a NUL":      set("ce_fencestream", "a\x00b"),
 	"stream not UTF-8":       set("ce_fencestream", "\xff"),
+	"stream with a slash":    set("ce_fencestream", "other/../topic"),
+	"stream of offsets":      set("ce_fencestream", "t/0"),
+	"stream no topic":        set("ce_fencestream", ".."),
+	"skip of everything":     skipFrom(1),
+	"skip of all that comes": skipFrom(2),
 	"kind unknown":           with("ce_fencekind", "data2"),
 	"from on an event":       with("ce_fencefrom", "1"),
 	"skip without from":      with("ce_fencekind", "skip"),
@@ -118,6 +124,17 @@ func twice(name string) func(consumer.KafkaRecord) consumer.KafkaRecord {
 			}
 		}
 		panic("no header " + name)
+	}
+}
+
+// skipFrom makes a marker of the record that gives up all of its life from there.
+func skipFrom(from int64) func(consumer.KafkaRecord) consumer.KafkaRecord {
+	return func(r consumer.KafkaRecord) consumer.KafkaRecord {
+		r = with("ce_fencefrom", fmt.Sprint(from))(with("ce_fencekind", "skip")(set("ce_fenceseq", fmt.Sprint(outbox.MaxNumber))(r)))
+		if from == 1 {
+			r = with("ce_fencehistory", "1")(r)
+		}
+		return r
 	}
 }
 
@@ -215,13 +232,69 @@ func TestAPlainCloudEventIsAppliedOnceHoweverOftenItsOffsetIsRead(t *testing.T) 
 	}
 }
 
-func TestAStrictStreamDoesNotTakePositionsByOffset(t *testing.T) {
+// plainEvent is a CloudEvent that isn't ours.
+func plainEvent(key, id string) consumer.KafkaRecord {
+	return consumer.KafkaRecord{Key: []byte(key), Value: []byte("{}"), Headers: header("ce_specversion", "1.0", "ce_id", id, "ce_source", "s", "ce_type", "t")}
+}
+
+func TestAMappingThatMakesPositionsOfOffsetsIsRefusedUnderStrictBeforeAnythingIsRead(t *testing.T) {
+	// No server is there: it is refused before one is asked.
+	pool, err := pgxpool.New(t.Context(), "postgres://127.0.0.1:1/none?connect_timeout=1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	clouds := consumer.CloudEvents(consumer.CloudEventsConfig{})
+	offsets := consumer.Debezium(consumer.DebeziumConfig{ByOffset: true, Names: map[string]string{"id": "event-id"}})
+	state := consumer.StreamConfig{Policy: consumer.State}
+	for _, c := range []struct {
+		name    string
+		cfg     consumer.Config
+		refused bool
+	}{
+		{"CloudEvents", consumer.Config{Mapping: clouds}, true},
+		{"Debezium by offset", consumer.Config{Mapping: offsets}, true},
+		{"a mapping of one's own around it", consumer.Config{Mapping: func(p consumer.Partition, r consumer.KafkaRecord) (outbox.Record, error) { return clouds(p, r) }}, true},
+		{"state for a stream of a topic", consumer.Config{Mapping: clouds, Streams: map[string]consumer.StreamConfig{"t": state}}, true},
+		{"state", consumer.Config{Mapping: clouds, Policy: consumer.State}, false},
+		{"state for some partition", consumer.Config{Mapping: offsets, Streams: map[string]consumer.StreamConfig{"t/0": state}}, false},
+		{"Debezium with our columns", consumer.Config{Mapping: consumer.Debezium(consumer.DebeziumConfig{})}, false},
+		{"the wire", consumer.Config{}, false},
+		{"positions of one's own", consumer.Config{Mapping: func(p consumer.Partition, r consumer.KafkaRecord) (outbox.Record, error) {
+			rec, err := clouds(p, r)
+			rec.Stream = p.Topic
+			return rec, err
+		}}, false},
+	} {
+		c.cfg.Name = "c"
+		ctx, stop := context.WithCancel(t.Context())
+		stop() // what isn't refused ends at once
+		if err := consumer.Run(ctx, pool, newMemory("t").source(), c.cfg, consumer.HandlerFunc(nil)); errors.Is(err, consumer.ErrByOffset) != c.refused {
+			t.Errorf("%s: %v", c.name, err)
+		}
+	}
+}
+
+// What a configuration can't show is seen at a record, and ends nothing: neither
+// for the records of another partition nor for what follows in this one.
+func TestARecordWhosePositionByOffsetWouldBeStrictIsQuarantinedAndTheRestFlows(t *testing.T) {
 	b := newBench(t)
 	log := newMemory("t")
-	log.raw(consumer.KafkaRecord{Key: []byte("a"), Headers: header("ce_specversion", "1.0", "ce_id", "1", "ce_source", "s", "ce_type", "t")})
+	for i := int64(1); i <= 3; i++ {
+		log.raw(plainEvent("a", fmt.Sprint(i)))
+		log.publish(event("t", "ours", i))
+	}
 	cfg := b.config()
 	cfg.Mapping = consumer.CloudEvents(consumer.CloudEventsConfig{})
-	b.failsWith(log, cfg, consumer.ErrByOffset)
+	cfg.Streams = map[string]consumer.StreamConfig{"t/1": {Policy: consumer.State}} // and partition 0 was forgotten
+	b.upTo(log, cfg, 6)
+	b.want("", effects("ours", 1, 3)...)
+	if got := b.one("select count(*) || ' ' || min(error) from fenceline.quarantine where reason = 'malformed'"); !strings.HasPrefix(got, "3 ") || !strings.Contains(got, `the stream "t/0"`) {
+		t.Errorf("in quarantine: %s", got)
+	}
+	if got := b.one("select count(*)::text from fenceline.guard where stream like '%/%'"); got != "0" {
+		t.Errorf("%s guards for positions by offset", got)
+	}
 }
 
 func TestATopicThatWasCreatedAnewIsNewToPositionsByOffsetWhenItsLifeIsRaised(t *testing.T) {
@@ -295,7 +368,8 @@ func TestDebeziumsRecordsWithoutOurColumnsAreQuarantinedUnlessOffsetsAreToDo(t *
 	good := debezium(event("t", "a", 2))
 	for name, spoil := range map[string]func(consumer.KafkaRecord) consumer.KafkaRecord{
 		"id missing": without("id"), "id twice": twice("id"), "epoch twice": twice("epoch"), "seq missing": without("seq"), "token missing": without("token"),
-		"topic missing": without("topic"), "seq negative": set("seq", "-4"), "seq signed": set("seq", "+4"), "kind skip": set("kind", "skip"),
+		"topic missing": without("topic"), "topic with a slash": set("topic", "other/../topic"), "topic like a partition": set("topic", "t/0"),
+		"topic two dots": set("topic", ".."), "seq negative": set("seq", "-4"), "seq signed": set("seq", "+4"), "kind skip": set("kind", "skip"),
 		"headers no array": set("headers", `{"a":1}`), "headers odd": set("headers", `["a"]`), "epoch not UTF-8": set("epoch", "\xff"),
 	} {
 		if d := read(consumer.DebeziumConfig{ByOffset: true}, spoil(good)); d.Malformed == nil {

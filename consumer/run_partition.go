@@ -146,9 +146,6 @@ func (p *partition) consume(reading context.Context, f Fetched) error {
 			if errors.Is(d.Malformed, ErrMapping) {
 				return &fatalError{d.Malformed} // every record would be quarantined for it
 			}
-			if d.Malformed == nil && isByOffset(d.Stream) && p.cfg.stream(d.Stream).Policy == Strict {
-				return &fatalError{errPolicy(d.Stream)}
-			}
 			c.deliveries[i] = d
 		}
 		if at+len(recs) == len(f.Records) {
