@@ -51,7 +51,40 @@ func (b *batch) goOn(e *entry) error {
 // comes from. The stream goes on behind them when it is their turn. Of a later
 // life the first event can be given up when it is its turn (the life is proven,
 // and its handler fails); otherwise see [Operator.Adopt].
+//
+// What nobody has seen yet is not given up in passing: behind the highest seq
+// that is known of the epoch it is refused, with an [*UnseenError].
 func (o *Operator) Discard(ctx context.Context, key StreamKey, epoch, from, to int64, note Note) error {
+	return o.discard(ctx, key, epoch, from, to, note, false)
+}
+
+// DiscardUnseen is [Operator.Discard] also for events that were not seen yet:
+// should they come after all, they are stale. It can't be taken back; publish
+// again what is missing first (relay republish), wherever the outbox still has
+// it. A seq that is more than 2^30 behind the highest known one is refused: with
+// it the key's whole future would be given up.
+func (o *Operator) DiscardUnseen(ctx context.Context, key StreamKey, epoch, from, to int64, note Note) error {
+	return o.discard(ctx, key, epoch, from, to, note, true)
+}
+
+// UnseenError refuses to discard what nobody has seen. Nothing was changed.
+type UnseenError struct {
+	StreamKey
+	Epoch int64
+	// Highest is the highest seq that is known of the epoch: decided, parked,
+	// given up or the end of the life. To is how far the discard was to go.
+	Highest, To int64
+}
+
+// Error implements error.
+func (e *UnseenError) Error() string {
+	return fmt.Sprintf("consumer: discard of %s %d up to %d is refused: the highest seq that is known of that epoch is %d, and what lies behind it may still come; Operator.DiscardUnseen gives that up as well", e.StreamKey, e.Epoch, e.To, e.Highest)
+}
+
+// Is makes errors.Is(err, ErrRefused) true.
+func (e *UnseenError) Is(target error) bool { return target == ErrRefused }
+
+func (o *Operator) discard(ctx context.Context, key StreamKey, epoch, from, to int64, note Note, unseen bool) error {
 	return o.act(ctx, "discard", key, note, func(b *batch, e *entry) ([]AuditEntry, error) {
 		refuse := func(format string, args ...any) ([]AuditEntry, error) {
 			return nil, &RefusedError{"discard", fmt.Sprintf("%s %d/%d to %d", key, epoch, from, to), fmt.Sprintf(format, args...)}
@@ -81,6 +114,15 @@ func (o *Operator) Discard(ctx context.Context, key StreamKey, epoch, from, to i
 		}
 		if end {
 			return refuse("the life's end record is parked in that range, and can't be given up")
+		}
+		_, highest, err := b.seen(o.sql.parkedOf, e, row, epoch)
+		switch {
+		case err != nil:
+			return nil, err
+		case to > highest+farAhead:
+			return refuse("the highest seq that is known of that epoch is %d, and nothing speaks for one so far behind it", highest)
+		case to > highest && !unseen:
+			return nil, &UnseenError{key, epoch, highest, to}
 		}
 		from = max(from, row.Seq+1)
 		after := *row
@@ -159,21 +201,29 @@ func (o *Operator) CanAdopt(ctx context.Context, key StreamKey, epoch, seq int64
 // record speaks for.
 const farAhead = 1 << 30
 
+// seen is the highest seq that is known of an epoch, whose guard row is or
+// would be, and whether records of it are parked.
+func (b *batch) seen(parkedOf string, e *entry, row *Row, epoch int64) (parked bool, seq int64, err error) {
+	if err := b.tx.QueryRow(b.ctx, parkedOf, b.g.cfg.Consumer, e.Stream, e.Key, epoch).Scan(&parked, &seq); err != nil {
+		return false, 0, fmt.Errorf("consumer: looking for what is parked of %s: %w", e.StreamKey, err)
+	}
+	if epoch == row.Epoch {
+		seq = max(seq, row.Seq)
+		if n := len(row.Missed); n > 0 {
+			seq = max(seq, row.Missed[n-1].To)
+		}
+	}
+	return parked, seq, nil
+}
+
 // plausible says why (epoch, seq) can't be believed to come; "" if it can.
 func (b *batch) plausible(parkedOf string, e *entry, epoch, seq int64) (why string, err error) {
-	var is bool
-	var highest int64
-	if err := b.tx.QueryRow(b.ctx, parkedOf, b.g.cfg.Consumer, e.Stream, e.Key, epoch).Scan(&is, &highest); err != nil {
-		return "", fmt.Errorf("consumer: looking for what is parked of %s: %w", e.StreamKey, err)
+	is, highest, err := b.seen(parkedOf, e, e.row, epoch)
+	if err != nil {
+		return "", err
 	}
 	if !is && absurd(Input{Record: &outbox.Record{Epoch: epoch}, Now: b.now, MaxAhead: b.g.cfg.MaxAhead}) {
 		return fmt.Sprintf("the epoch is more than %v ahead of the database's clock (%d), and nothing of it is parked: every honest event of the key would be refused from then on", b.g.cfg.MaxAhead, b.now.UnixMicro()), nil
-	}
-	if row := e.row; epoch == row.Epoch {
-		highest = max(highest, row.Seq)
-		if n := len(row.Missed); n > 0 {
-			highest = max(highest, row.Missed[n-1].To-1)
-		}
 	}
 	switch {
 	case is && !e.epochs.Contains(epoch) && seq > highest+1:

@@ -172,6 +172,42 @@ func TestADiscardGivesUpNothingThatIsNotItsOwnToGiveUp(t *testing.T) {
 	}
 }
 
+// One number too large would give the key's whole future up, and look like any
+// other discard.
+func TestWhatNobodyHasSeenIsNotDiscardedInPassing(t *testing.T) {
+	l := newLab(t, consumer.GuardConfig{})
+	op, ctx := l.operator(), t.Context()
+	l.apply(ev(0, 1, 1), ev(0, 1, 3), ev(0, 1, 4))
+	for _, to := range []int64{5, 6, 4 + 1<<30} {
+		err := op.Discard(ctx, stream, life, 2, to, note)
+		var unseen *consumer.UnseenError
+		if !errors.As(err, &unseen) || !errors.Is(err, consumer.ErrRefused) || unseen.Highest != 4 || unseen.To != to || unseen.StreamKey != stream || unseen.Epoch != life {
+			t.Errorf("to %d: %v", to, err)
+		}
+	}
+	for _, to := range []int64{5 + 1<<30, 1 << 62} {
+		refused(t, op.Discard(ctx, stream, life, 2, to, note), "nothing speaks for")
+		refused(t, op.DiscardUnseen(ctx, stream, life, 2, to, note), "nothing speaks for")
+	}
+	l.at("0/1/1 {} gap")
+	if got := l.audited(); got != "" {
+		t.Errorf("what was refused is audited: %s", got)
+	}
+	ok(t, op.Discard(ctx, stream, life, 4, 4, note))
+	ok(t, op.Discard(ctx, stream, life, 3, 4, note)) // what was given up is known
+	ok(t, op.DiscardUnseen(ctx, stream, life, 2, 6, note))
+	l.at("0/1/6 {[2,7)} free")
+	l.outcomes(l.apply(ev(0, 1, 6), ev(0, 1, 7)), "stale 4a", "applied 4e")
+}
+
+// That a life has an end says how far its events go.
+func TestWhatLiesBeforeTheEndOfALifeIsKnown(t *testing.T) {
+	l := newLab(t, consumer.GuardConfig{})
+	l.apply(ev(0, 1, 1), end(0, 5))
+	ok(t, l.operator().Discard(t.Context(), stream, life, 2, 4, note))
+	l.at("0/1/5 {[2,6)} free")
+}
+
 // Under FromOrigin the end waits in the park, and can't be given up there either.
 func TestAParkedEndCantBeDiscarded(t *testing.T) {
 	l := newLab(t, consumer.GuardConfig{Start: consumer.FromOrigin})

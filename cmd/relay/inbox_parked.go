@@ -167,18 +167,29 @@ func parkedRetry(ctx context.Context, args []string, stdout, _ io.Writer) error 
 }
 
 func parkedDiscard(ctx context.Context, args []string, stdout, _ io.Writer) error {
-	to := 0
-	return change(ctx, args, stdout, "parked discard", "Gives events of a strict stream up, parked or missing, in the epoch in which its guard is: none of them is ever applied, and what follows goes on.", "discarded", soon,
+	to, giveUp := 0, false
+	return change(ctx, args, stdout, "parked discard", "Gives events of a strict stream up, parked or missing, in the epoch in which its guard is: none of them is ever applied, and what follows goes on. "+
+		"What was not seen yet may still come, and is given up with -give-up alone.", "discarded", soon,
 		func(i *inbox, s *config.Set) {
 			i.at(s)
 			s.Int(&to, "to", "", 0, 0, maxPosition, "give up everything from -seq up to this seq")
+			s.Bool(&giveUp, "give-up", "", "really give up what nobody has seen yet; without it nothing of that is changed")
 		},
 		func(i *inbox) string { return fmt.Sprintf("%s to %d", thePosition(i), max(i.seq, to)) },
 		func(i *inbox, op *consumer.Operator) error {
 			if to == 0 {
 				to = i.seq
 			}
-			return op.Discard(ctx, i.stream, int64(i.epoch), int64(i.seq), int64(to), i.note())
+			if giveUp {
+				return op.DiscardUnseen(ctx, i.stream, int64(i.epoch), int64(i.seq), int64(to), i.note())
+			}
+			err := op.Discard(ctx, i.stream, int64(i.epoch), int64(i.seq), int64(to), i.note())
+			var unseen *consumer.UnseenError
+			if errors.As(err, &unseen) {
+				return fmt.Errorf("nothing was changed: this would give up everything of %s behind epoch %d, seq %d and up to seq %d, of which nothing was seen: it may still come. Publish it again first: relay republish; if the outbox has it no more, repeat this with -give-up",
+					theStream(i), unseen.Epoch, unseen.Highest, unseen.To)
+			}
+			return err
 		})
 }
 
