@@ -108,12 +108,12 @@ const maxPosition = int(outbox.MaxNumber)
 
 func (i *inbox) at(s *config.Set) {
 	i.ofStream(s)
-	s.Int(&i.epoch, "epoch", "", 0, 0, maxPosition, "the event's epoch", config.Required())
-	s.Int(&i.seq, "seq", "", 0, 0, maxPosition, "the event's seq", config.Required())
+	s.Int(&i.epoch, "epoch", "", 0, 1, maxPosition, "the event's epoch", config.Required())
+	s.Int(&i.seq, "seq", "", 0, 1, maxPosition, "the event's seq", config.Required())
 }
 
 func (i *inbox) number(s *config.Set) {
-	s.Int(&i.id, "id", "", 0, 0, maxPosition, "the record's number in the quarantine", config.Required())
+	s.Int(&i.id, "id", "", 0, 1, maxPosition, "the record's number in the quarantine", config.Required())
 }
 
 func (i *inbox) deciding(s *config.Set) {

@@ -138,15 +138,20 @@ func TestParkedStreamsAreListedShownAndDecidedAbout(t *testing.T) {
 	w.goesOn("s/2", "s/3")
 	w.do(w.operator, 0, "parked discard"+at+"-seq 4 -to 5"+decided, "discarded")
 	w.goesOn()
+	for _, to := range []string{"10", "1000000"} {
+		w.do(w.operator, 1, "parked discard"+at+"-seq 6 -to "+to+decided, "nothing was changed", "seq 9 and up to seq "+to, "relay republish", "-give-up")
+	}
+	w.do(w.operator, 1, "parked discard -give-up"+at+"-seq 6 -to 4611686018427387904"+decided, "nothing speaks for")
 	w.do(w.operator, 1, "parked adopt"+at+"-seq 7"+decided, "nothing was changed", "relay republish", "-give-up")
 	w.do(w.operator, 0, "parked adopt -give-up"+at+"-seq 7"+decided, "adopted")
 	w.goesOn("s/7")
 	w.do(w.operator, 0, "parked erase"+at+"-seq 9"+decided, "erased", "only discarded")
 	w.do(w.operator, 0, "parked show"+at+"-seq 9", "erased", "value   null")
+	w.do(w.operator, 0, "parked discard -give-up"+at+"-seq 8 -to 11"+decided, "seq 8 to 11")
 
-	w.do(w.reader, 0, "audit", `erase by "alice" (login`, "ticket 7", `adopt by "alice"`, "seq 6 to 6", "seq 4 to 5")
+	w.do(w.reader, 0, "audit", `erase by "alice" (login`, "ticket 7", `adopt by "alice"`, "seq 6 to 6", "seq 4 to 5", "seq 8 to 11")
 	a := relayJSON[auditReport](t, w.reader, "inbox", "audit", "-json", "-stream", "s")
-	if len(a.Entries) != 4 || a.Entries[3].Action != "retry" || a.Entries[0].Who != "alice" || a.Entries[0].Login == "" {
+	if len(a.Entries) != 5 || a.Entries[4].Action != "retry" || a.Entries[0].Who != "alice" || a.Entries[0].Login == "" {
 		t.Errorf("%+v", a)
 	}
 	for _, e := range a.Entries {
@@ -236,6 +241,19 @@ func TestTheInboxCommandsRefuseWithTheRemedy(t *testing.T) {
 	w.do(w.other, 1, "partition accept -topic s -partition 0"+decided, "not read")
 	w.do(w.operator, 2, "parked discard"+at+"-seq 2", "-why is missing")
 	w.do(w.operator[:1], 2, "parked list", "-consumer is missing")
+	for _, c := range []struct{ args, missing string }{
+		{"quarantine show", "-id is missing"},
+		{"quarantine retry" + decided, "-id is missing"},
+		{"dead show -stream s -key a_key -seq 2", "-epoch is missing"},
+		{"parked discard -stream s -key a_key -epoch 1" + decided, "-seq is missing"},
+		{"partition accept -topic s" + decided, "-partition is missing"}, // and 0 is one
+		{"topic accept -topic s -ends 0=1" + decided, "-partitions is missing"},
+		{"topic accept -topic s -ends 0=1 -partitions 0" + decided, `-partitions: "0": want a number from 1`},
+		{"quarantine show -id 0", `-id: "0": want a number from 1`},
+		{"dead show -stream s -key a_key -epoch 0 -seq 2", `-epoch: "0": want a number from 1`},
+	} {
+		w.do(w.operator, 2, c.args, c.missing)
+	}
 	w.do(w.operator, 2, "parked list stray", "unexpected argument")
 	w.do(w.operator, 1, "parked show -stream s -key none", "has no guard")
 	w.do(w.operator, 1, "parked discard"+at+"-seq 1"+decided, "passed")

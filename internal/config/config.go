@@ -100,16 +100,21 @@ func (s *Set) Duration(p *time.Duration, name, env string, def, min, max time.Du
 	}}, opts)
 }
 
-// Int adds a number from min to max.
+// Int adds a number from min to max. What is required has no default: 0 would
+// be taken for what was not given.
 func (s *Set) Int(p *int, name, env string, def, min, max int, usage string, opts ...Option) {
-	s.add(&setting{name: name, env: env, def: strconv.Itoa(def), usage: usage, parse: func(v string) error {
+	x := &setting{name: name, env: env, def: strconv.Itoa(def), usage: usage, parse: func(v string) error {
 		n, err := strconv.Atoi(v)
 		if err != nil || n < min || n > max {
 			return fmt.Errorf("want a number from %d to %d", min, max)
 		}
 		*p = n
 		return nil
-	}}, opts)
+	}}
+	s.add(x, opts)
+	if x.required {
+		x.def = ""
+	}
 }
 
 // Bool adds a switch.
