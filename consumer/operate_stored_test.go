@@ -11,6 +11,7 @@ import (
 
 	"github.com/fenceline/fenceline/consumer"
 	"github.com/fenceline/fenceline/internal/pgtest"
+	"github.com/fenceline/fenceline/outbox"
 )
 
 func (l *lab) bury(seq int64) {
@@ -217,6 +218,26 @@ func TestAQuarantinedRecordCanBeReadByALaterVersion(t *testing.T) {
 	ok(t, op.RetryQuarantined(t.Context(), id, note))
 	l.outcomes(l.goesOn(), "+applied 4e", "+applied 4e") // and what waited for it
 	l.effects("0.1", "0.2", "0.3")
+}
+
+// The operator's mapping makes another stream of it than the consumer's: that is
+// said of the record, and ends nothing.
+func TestAQuarantinedRecordThatWasToBeTriedByAnotherMappingStaysWhereItIs(t *testing.T) {
+	l := newLab(t, consumer.GuardConfig{MaxAhead: time.Hour, Mapping: func(p consumer.Partition, r consumer.KafkaRecord) (outbox.Record, error) {
+		rec, err := consumer.Wire(p, r)
+		rec.Stream += "-mapped"
+		return rec, err
+	}})
+	// From the fixture's deliveries, which are read by the wire's mapping.
+	d := l.deliver(ev(time.Now().Add(48*time.Hour).UnixMicro()-life, 1, 1))
+	rs, err := l.try(l.cfg.Mapping.Delivery(consumer.Partition{Topic: "s"}, d[0].Raw))
+	ok(t, err)
+	l.outcomes(rs, "quarantined 0 absurd")
+	ok(t, l.operator().RetryQuarantined(t.Context(), 1, note))
+	l.goesOn()
+	if got := l.text("select (retry is null and resolved_at is null and error like '%set OperatorConfig.Mapping to that one')::text from fenceline.quarantine"); got != "true" {
+		t.Errorf("in quarantine: %s", l.text("select row(q.*)::text from fenceline.quarantine q"))
+	}
 }
 
 // One whose handler fails then is parked, as it would have been.
