@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -99,6 +101,11 @@ func (e *exam) schema() bool {
 	}
 	e.good("database", "PostgreSQL %s", version)
 	err := schema.Check(e.ctx, e.pool, e.cfg.Schema, schema.Producer)
+	var access *schema.AccessError
+	if errors.As(err, &access) { // as "relay status" says it: to look, no more is needed
+		e.bad("schema", fmt.Sprintf("user %q may not use schema %q", access.User, access.Schema), e.toLook(access.User))
+		return false
+	}
 	if err != nil {
 		e.bad("schema", err.Error(), "")
 		return false
@@ -148,9 +155,13 @@ func (e *exam) rights() {
 	case monitor:
 		e.worth("rights", fmt.Sprintf("login %q has the role of a monitor or operator and not the relay's", user), "enough to look; \"relay run\" needs a login with "+schema.Role(e.cfg.Schema, schema.KindRelay))
 	default:
-		e.bad("rights", fmt.Sprintf("login %q has neither the relay's role nor a monitor's or an operator's", user),
-			fmt.Sprintf("to look, grant %s to %[3]s; to publish, %[2]s", schema.Quote(schema.Role(e.cfg.Schema, schema.KindMonitor)), schema.Quote(schema.Role(e.cfg.Schema, schema.KindRelay)), schema.Quote(user)))
+		e.bad("rights", fmt.Sprintf("login %q has neither the relay's role nor a monitor's or an operator's", user), e.toLook(user))
 	}
+}
+
+// toLook says what a login needs to see everything, and what to publish.
+func (e *exam) toLook(user string) string {
+	return fmt.Sprintf("to look, grant %s to %[3]s; to publish, %[2]s", schema.Quote(schema.Role(e.cfg.Schema, schema.KindMonitor)), schema.Quote(schema.Role(e.cfg.Schema, schema.KindRelay)), schema.Quote(user))
 }
 
 func (e *exam) direct() {
@@ -279,8 +290,8 @@ func (e *exam) topics() []string {
 	return known
 }
 
-func (e *exam) kafka(publisher Publisher, known, more []string) {
-	topics := slices.Concat(known, more)
+func (e *exam) kafka(publisher Publisher, known, named []string) {
+	topics := slices.Concat(known, named)
 	slices.Sort(topics)
 	topics = slices.Compact(topics)
 	switch {
@@ -289,7 +300,9 @@ func (e *exam) kafka(publisher Publisher, known, more []string) {
 	case len(topics) == 0:
 		e.worth("topics", "there are no events yet, so no topic is known", "name the topics to look at with -topics")
 	}
-	for _, name := range topics {
+	unanswered, left := map[string][]string{}, 0 // topics by the reason; how many were not asked about
+look:
+	for i, name := range topics {
 		about := "topic " + name
 		var pinned int
 		var retired bool
@@ -311,9 +324,17 @@ func (e *exam) kafka(publisher Publisher, known, more []string) {
 			}
 		}
 		var refused *TopicError
+		var silent *NoAnswerError
 		switch {
 		case errors.As(err, &refused):
 			e.bad(about, refused.Reason, "")
+		case errors.As(err, &silent):
+			unanswered[silent.Reason] = append(unanswered[silent.Reason], name)
+			if len(unanswered[silent.Reason]) > 1 {
+				// It isn't the topic: each of the others would wait for the same.
+				left = len(topics) - i - 1
+				break look
+			}
 		case err != nil:
 			e.bad(about, "can't be looked at: "+err.Error(), "see that the brokers are up, and that this login may describe the topic and its configuration")
 		default:
@@ -321,7 +342,18 @@ func (e *exam) kafka(publisher Publisher, known, more []string) {
 			e.writable(publisher, about, name)
 		}
 	}
+	for _, reason := range slices.Sorted(maps.Keys(unanswered)) {
+		names, others := unanswered[reason], ""
+		if len(names) > 1 && left > 0 {
+			others = "; nor " + count(left, "further topic")
+		}
+		e.bad("topic "+strings.Join(names, ", topic "), "can't be looked at: "+reason+others, unansweredRemedy)
+	}
 }
+
+// unansweredRemedy: the addresses to begin with may answer, and those that they
+// send a client on to not.
+const unansweredRemedy = "see that the brokers are up, that the addresses which they advertise can be reached from here, and that TLS and SASL settings fit all of them"
 
 // writable: a broker that would refuse what is sent does so when an event waits,
 // which is late. Publishers that can ask for rights are asked.

@@ -90,3 +90,30 @@ func TestTheDoctorSaysWhetherTheRightToWriteIsThereOrWasNotChecked(t *testing.T)
 		says(t, examined(t, pool, pub, "a"), want)
 	}
 }
+
+// unanswering answers for no topic but one; it counts how often it was asked.
+type unanswering struct {
+	*memory
+	but   string
+	asked *int
+}
+
+func (u unanswering) Describe(ctx context.Context, topic string) (Topic, error) {
+	*u.asked++
+	if topic == u.but {
+		return u.memory.Describe(ctx, topic)
+	}
+	return Topic{}, &NoAnswerError{topic, "connection refused", errors.New("connection refused")}
+}
+
+func TestTheDoctorTellsOneCauseOnceAndWaitsForItTwiceAtMost(t *testing.T) {
+	t.Parallel()
+	pool, kafka := pgmigrated.Pool(t), newMemory(t, "a")
+	asked := 0
+	said := examined(t, pool, unanswering{kafka, "a", &asked}, "a", "b", "c", "d", "e")
+	says(t, said, "ok topic a: ", "problem topic b, topic c: can't be looked at: connection refused; nor 2 further topics (see that")
+	if n := strings.Count(said, "connection refused"); n != 1 || asked != 3 {
+		t.Errorf("said %d times, asked %d times:\n%s", n, asked, said)
+	}
+	says(t, examined(t, pool, unanswering{kafka, "a", &asked}, "a", "b"), "ok topic a: ", "problem topic b: can't be looked at: connection refused (see that")
+}

@@ -154,3 +154,23 @@ func (e *TopicError) Error() string {
 
 // Unwrap gives the broker's answer.
 func (e *TopicError) Unwrap() error { return e.Err }
+
+// NoAnswerError is the answer of Describe when no broker could be asked: it says
+// nothing of the topic, and most likely the next one is answered with the same.
+type NoAnswerError struct {
+	// Topic is the topic that was asked about.
+	Topic string
+	// Reason says in words why there was no answer; the same for two topics if
+	// the cause is the same.
+	Reason string
+	// Err is what came instead of an answer.
+	Err error
+}
+
+// Error implements error.
+func (e *NoAnswerError) Error() string {
+	return fmt.Sprintf("relay: topic %q: no answer: %s", e.Topic, e.Reason)
+}
+
+// Unwrap gives what came instead of an answer.
+func (e *NoAnswerError) Unwrap() error { return e.Err }

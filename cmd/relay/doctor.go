@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -55,9 +56,14 @@ func doctor(ctx context.Context, args []string, stdout, stderr io.Writer) error 
 	var r doctorReport
 	var publisher relay.Publisher
 	if p != nil {
-		if err := kafka.Reach(ctx); err != nil {
+		var refused *kafkaError
+		switch err := kafka.Reach(ctx); {
+		case errors.As(err, &refused):
+			r.add(relay.Finding{About: "kafka", Grade: relay.Bad, Text: refused.text, Remedy: refused.remedy})
+		case err != nil:
 			r.add(relay.Finding{About: "kafka", Grade: relay.Bad, Text: err.Error()})
-		} else {
+		default:
+			r.add(relay.Finding{About: "kafka", Grade: relay.Good, Text: "a broker answers over a connection as it is configured"})
 			publisher = p
 		}
 	}

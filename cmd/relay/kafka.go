@@ -1,6 +1,10 @@
 package main
 
 import (
+	"context"
+	"fmt"
+	"log/slog"
+	"strings"
 	"time"
 
 	"github.com/fenceline/fenceline/consumer/kafkasource"
@@ -44,3 +48,41 @@ func (b *brokers) log() (*kafkasource.Log, error) {
 	}
 	return log, nil
 }
+
+// Reach sees that a broker answers over connections as they are configured:
+// encrypted, and logged in. It creates nothing. What a dial alone would let pass
+// (a wrong authority, password or port) is told once, before any topic is asked
+// about, and with the flags that mend it. The error is a *kafkaError, but for
+// the context's.
+func (b *brokers) Reach(ctx context.Context) error {
+	if err := b.Kafka.Reach(ctx); err != nil {
+		return err
+	}
+	p, err := b.publisher(kafkapub.Config{Timeout: askTimeout, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		return err
+	}
+	defer p.Close() //nolint:errcheck // it was only asked
+	if err := p.Reach(ctx); err != nil {
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		return b.explain(err)
+	}
+	return nil
+}
+
+// explain makes of what a Kafka client says what its user can act on.
+func (b *brokers) explain(err error) error {
+	why, remedy := config.ExplainKafka(err)
+	return &kafkaError{fmt.Sprintf("can't use Kafka at %s: %s", strings.Join(b.Brokers, ","), why), remedy, err}
+}
+
+// kafkaError is that Kafka can't be used, with the remedy apart.
+type kafkaError struct {
+	text, remedy string
+	err          error
+}
+
+func (e *kafkaError) Error() string { return e.text + ": " + e.remedy }
+func (e *kafkaError) Unwrap() error { return e.err }

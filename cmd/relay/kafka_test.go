@@ -101,7 +101,56 @@ func TestEachCommandReachesABrokerThatWantsTLSAndALogin(t *testing.T) {
 	want(t, call(secure, "topic accept"), 0, `accepted topic "quakes" with 1 partition, which is what it has`)
 
 	// The broker does insist.
-	want(t, call(env, "doctor"), 1, "topic quakes: can't be looked at", "do TLS and SASL settings match this port?")
 	cmdtest.Exec(t, dsn, "update fenceline.relay_topic set partitions = 2")
 	want(t, call(env, "topic accept"), 1, "nothing was accepted, since the topic can't be looked at", "do TLS and SASL settings match this port?")
+}
+
+// A dial alone finds none of these, and no topic has to be there to find them.
+func TestAWayToKafkaThatDoesNotFitIsOneProblemWithTheFlagsThatMendIt(t *testing.T) {
+	cert, key := kafkatest.Certificate(t)
+	pair, err := tls.X509KeyPair(cert, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := func(pem []byte) string {
+		name := filepath.Join(t.TempDir(), "ca.pem")
+		if err := os.WriteFile(name, pem, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return name
+	}
+	another, _ := kafkatest.Certificate(t)
+	ca := file(cert)
+	cluster := kafkatest.Kfake(t, kfake.TLS(&tls.Config{Certificates: []tls.Certificate{pair}}), kfake.EnableSASL(), kfake.Superuser("SCRAM-SHA-512", "relay", secret))
+	dsn := cmdtest.Migrated(t)
+	for name, c := range map[string]struct {
+		env    cmdtest.Env
+		cause  string
+		remedy string
+	}{
+		"authority": {cmdtest.Env{"TLS=true", "CA_FILE=" + file(another), "SASL=scram-sha-512", "USER=relay", "PASSWORD=" + secret}, "not trusted", "-kafka-ca-file"},
+		"name":      {cmdtest.Env{"TLS=true", "CA_FILE=" + ca, "SERVER_NAME=elsewhere.example", "SASL=scram-sha-512", "USER=relay", "PASSWORD=" + secret}, "elsewhere.example", "-kafka-server-name"},
+		"password":  {cmdtest.Env{"TLS=true", "CA_FILE=" + ca, "SASL=scram-sha-512", "USER=relay", "PASSWORD=" + secret + "0"}, "login", "-kafka-user, -kafka-password"},
+		"user":      {cmdtest.Env{"TLS=true", "CA_FILE=" + ca, "SASL=scram-sha-512", "USER=nobody", "PASSWORD=" + secret}, "login", "-kafka-user, -kafka-password"},
+		"mechanism": {cmdtest.Env{"TLS=true", "CA_FILE=" + ca, "SASL=scram-sha-256", "USER=relay", "PASSWORD=" + secret}, "log", "-kafka-sasl"},
+		"no login":  {cmdtest.Env{"TLS=true", "CA_FILE=" + ca}, "ended the connection", "port"},
+		"no TLS":    {nil, "do TLS and SASL settings match this port?", "-kafka-tls"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			env := cmdtest.Env{"FENCELINE_POSTGRES_DSN=" + dsn, "FENCELINE_KAFKA_BROKERS=" + cluster.ListenAddrs()[0], "FENCELINE_HTTP=off"}
+			for _, e := range c.env {
+				env = append(env, "FENCELINE_KAFKA_"+e)
+			}
+			for _, args := range []string{"doctor", "doctor -topics a,b,c", "run -topics a,b,c", "verify"} {
+				r := cmdtest.Run(t, env, "relay", strings.Fields(args)...)
+				want(t, r, 1, "can't use Kafka at ", c.cause, c.remedy)
+				if n := strings.Count(r.All(), "can't use Kafka at "); n != 1 {
+					t.Errorf("relay %s: %d problems of one cause:\n%s", args, n, r.All())
+				}
+				if strings.Contains(r.All(), "kafka.(") || strings.Contains(r.All(), "kafkapub") {
+					t.Errorf("relay %s prints internals:\n%s", args, r.All())
+				}
+			}
+		})
+	}
 }

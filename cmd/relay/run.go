@@ -70,7 +70,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err := kafka.Reach(ctx); err != nil {
 		return err
 	}
-	if err := checkTopics(ctx, publisher, topics, timeout); err != nil {
+	if err := checkTopics(ctx, &kafka, publisher, topics, timeout); err != nil {
 		return err
 	}
 	defer web.serve(ctx, pool, cfg.Schema, cfg.Logger)()
@@ -79,8 +79,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 }
 
 // checkTopics refuses topics that the relay would refuse, before it starts:
-// all of them, each with what to do.
-func checkTopics(ctx context.Context, publisher relay.Publisher, topics []string, timeout time.Duration) error {
+// all of them, each with what to do. No answer is not said of a topic.
+func checkTopics(ctx context.Context, kafka *brokers, publisher relay.Publisher, topics []string, timeout time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	var errs []error
@@ -89,7 +89,11 @@ func checkTopics(ctx context.Context, publisher relay.Publisher, topics []string
 		if err == nil {
 			err = relay.CheckTopic(topic, outbox.MaxRecordBytes)
 		}
-		if err != nil {
+		var silent *relay.NoAnswerError
+		switch {
+		case errors.As(err, &silent) && ctx.Err() == nil:
+			return kafka.explain(silent.Err) // as it is for all of them
+		case err != nil:
 			errs = append(errs, err)
 		}
 	}

@@ -46,6 +46,10 @@ func (k *Kafka) Open() (kafkasec.Client, error) {
 	return client, nil
 }
 
+// ExplainKafka says in one line why a Kafka client could not do its work, and
+// which of the flags helps.
+func ExplainKafka(err error) (cause, remedy string) { return kafkasec.Explain(err, flags) }
+
 func (k *Kafka) security(s *Set) {
 	c := &k.Security
 	s.Bool(&c.TLS, "kafka-tls", "KAFKA_TLS", "encrypt the connections to Kafka, and check the brokers' certificates")

@@ -2,15 +2,11 @@ package kafkapub
 
 import (
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"math"
-	"net"
-	"time"
 
 	"github.com/segmentio/kafka-go"
-	"github.com/segmentio/kafka-go/protocol"
 	"github.com/segmentio/kafka-go/protocol/metadata"
 
 	"github.com/fenceline/fenceline/relay"
@@ -52,16 +48,10 @@ func (p *Publisher) MayWrite(ctx context.Context, topic string) (may, known bool
 	return may, known, nil
 }
 
-// mayWrite asks one broker on a connection of its own: kafka-go's client answers
-// metadata from memory, without rights.
+// mayWrite asks one broker: kafka-go's client answers metadata from memory,
+// without rights.
 func (p *Publisher) mayWrite(ctx context.Context, address, topic string) (may, known bool, err error) {
-	conn, err := p.authenticated(ctx, address)
-	if err != nil {
-		return false, false, err
-	}
-	defer conn.Close() //nolint:errcheck // it was only asked
-	defer context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })()
-	answer, err := protocol.RoundTrip(conn, metadataVersion, 1, p.config.ClientID, &metadata.Request{TopicNames: []string{topic}, IncludeTopicAuthorizedOperations: true})
+	answer, err := p.ask(ctx, address, metadataVersion, &metadata.Request{TopicNames: []string{topic}, IncludeTopicAuthorizedOperations: true})
 	if err != nil {
 		return false, false, err
 	}
@@ -79,37 +69,4 @@ func (p *Publisher) mayWrite(ctx context.Context, address, topic string) (may, k
 		return false, false, nil
 	}
 	return t.TopicAuthorizedOperations&mayWriteBit != 0, true, nil
-}
-
-// authenticated connects and logs in, and gives the connection itself, to be
-// asked what kafka-go has no call for. What kafka-go makes of it is only used to
-// log in.
-func (p *Publisher) authenticated(ctx context.Context, address string) (net.Conn, error) {
-	var conn net.Conn
-	d := kafka.Dialer{ClientID: p.config.ClientID, Timeout: connectTimeout, SASLMechanism: p.config.SASL,
-		DialFunc: func(ctx context.Context, network, address string) (net.Conn, error) {
-			plain, err := p.dialer.dial(ctx, network, address)
-			if err != nil || p.config.TLS == nil {
-				conn = plain
-				return plain, err
-			}
-			c := p.config.TLS.Clone()
-			if c.ServerName == "" {
-				c.ServerName, _, _ = net.SplitHostPort(address)
-			}
-			encrypted := tls.Client(plain, c)
-			if err := encrypted.HandshakeContext(ctx); err != nil {
-				_ = plain.Close()
-				return nil, err
-			}
-			conn = encrypted
-			return encrypted, nil
-		}}
-	if _, err := d.DialContext(ctx, "tcp", address); err != nil {
-		return nil, err
-	}
-	if err := conn.SetDeadline(time.Time{}); err != nil {
-		return nil, err
-	}
-	return conn, nil
 }

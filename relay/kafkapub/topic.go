@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"strconv"
 
 	"github.com/segmentio/kafka-go"
 
+	"github.com/fenceline/fenceline/internal/kafkasec"
 	"github.com/fenceline/fenceline/relay"
 )
 
@@ -35,11 +35,9 @@ func (p *Publisher) Describe(ctx context.Context, topic string) (relay.Topic, er
 	if err != nil {
 		var te *relay.TopicError
 		if !errors.As(err, &te) {
-			hint := ""
-			if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-				hint = " (the broker ended the connection: do TLS and SASL settings match this port?)"
-			}
-			err = fmt.Errorf("kafkapub: topic %q: no answer%s: %w", topic, hint, cause(ctx, err))
+			err = cause(ctx, err)
+			why, _ := kafkasec.Explain(err, nil)
+			err = &relay.NoAnswerError{Topic: topic, Reason: why, Err: err}
 		}
 		return relay.Topic{}, err
 	}
