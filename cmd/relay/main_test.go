@@ -57,7 +57,7 @@ func TestAWrongCommandLineEndsWith2AndSaysWhatIsRight(t *testing.T) {
 		"an unquoted value":        {settings, "run -postgres host=h password=" + secret, []string{"unexpected argument", "quotes"}},
 		"a value missing":          {settings, "run -topics", []string{"-topics: a value is missing"}},
 		"nothing set":              {nil, "run", []string{"2 problems", "-postgres is missing", "FENCELINE_POSTGRES_DSN_FILE", "-kafka is missing", "FENCELINE_KAFKA_BROKERS"}},
-		"no connection string":     {cmdtest.Env{"FENCELINE_POSTGRES_DSN=postgres://u:" + secret + "@h:port/db"}, "status", []string{"FENCELINE_POSTGRES_DSN: is not a connection string", "postgres://user@host:5432/database"}},
+		"no connection string":     {cmdtest.Env{"FENCELINE_POSTGRES_DSN=postgres://u:" + secret + "@h:port/db"}, "status", []string{"FENCELINE_POSTGRES_DSN: port: want a number", "postgres://user@host:5432/database"}},
 		"lease time of zero":       {settings, "run -lease-ttl 0", []string{`-lease-ttl: "0"`, "a duration from 1s to 24h"}},
 		"lease time without unit":  {append(cmdtest.Env{"FENCELINE_LEASE_TTL=10"}, settings...), "run", []string{`FENCELINE_LEASE_TTL: "10"`, "such as 10s"}},
 		"schema that injects":      {settings, `run -schema x";drop`, []string{`x\";drop`, "is not allowed", "lower-case letters"}},

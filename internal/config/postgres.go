@@ -25,21 +25,12 @@ func (p *Postgres) Register(s *Set) {
 	s.String(&p.Schema, "schema", "SCHEMA", schema.Default, "schema that the migrations were applied to", Check(schema.Validate))
 }
 
-// CheckDSN is the rule for a connection string.
-func CheckDSN(dsn string) error {
-	if _, err := pgxpool.ParseConfig(dsn); err != nil {
-		// Not the parser's own text: it may quote what it could not read.
-		return errors.New("is not a connection string: want postgres://user@host:5432/database or key=value pairs; special characters in a URL's password must be percent-encoded")
-	}
-	return nil
-}
-
 // Open makes a pool and sees that it reaches the server. Errors name host,
 // port and database, never the password.
 func (p *Postgres) Open(ctx context.Context, name string) (*pgxpool.Pool, error) {
 	cfg, err := pgxpool.ParseConfig(p.DSN)
 	if err != nil {
-		return nil, fmt.Errorf("-postgres %w", CheckDSN(p.DSN))
+		return nil, fmt.Errorf("-postgres: %w", CheckDSN(p.DSN))
 	}
 	if _, ok := cfg.ConnConfig.RuntimeParams["application_name"]; !ok {
 		cfg.ConnConfig.RuntimeParams["application_name"] = name
