@@ -43,7 +43,26 @@ var (
 	// ErrWaiting: a stream is held, or a topic refused, since the time when relays
 	// published. The slot's reader may never see those events.
 	ErrWaiting = errors.New("relay: events wait for an operator since relays published")
+	// ErrSlotForeign: the slot's plugin is not pgoutput, by which the outbox is read
+	// (docs/debezium.md). What its reader confirms says nothing of the outbox.
+	ErrSlotForeign = errors.New("relay: the slot is not one by which the outbox is published")
 )
+
+// FollowReport is what [Follow] has taken for published.
+type FollowReport struct {
+	// Events is how many events count as published now that did not before. Pos
+	// and At are the position and the time of the newest of them; zero without
+	// any.
+	Events int64
+	Pos    int64
+	At     time.Time
+	// Unproven says that these events were appended since a relay had shards, or
+	// nobody had any: this slot was not followed before. A slot's reader gets
+	// nothing that was committed before the slot was made, and when that was the
+	// database doesn't tell. So be sure that such events were published otherwise,
+	// by a snapshot of the reader's or by the relays. False without events.
+	Unproven bool
+}
 
 // Follow takes note of what a slot's reader has published, as if a relay had:
 // it stores where the slot is as the relays' cursors. So retention removes what
@@ -53,7 +72,8 @@ var (
 // It is one step, to be made now and then while no relay runs; what is committed
 // after it was called doesn't count. A login needs the role fenceline_relay.
 // What it can't know: whether the slot's reader has published what was committed
-// before there was a slot. See docs/debezium.md.
+// before there was a slot; the report says when there may be such events. See
+// docs/debezium.md.
 //
 // The argument. A transaction that is visible in a snapshot S had written its
 // commit into the server's log before S was taken. So its commit is below the
@@ -62,7 +82,13 @@ var (
 // the relay like any other. S and L, the waiting and the storing are in one
 // session: after a crash the server gives transaction ids out again, and S would
 // contain rows that came later.
-func Follow(ctx context.Context, pool *pgxpool.Pool, cfg FollowConfig) error {
+func Follow(ctx context.Context, pool *pgxpool.Pool, cfg FollowConfig) (FollowReport, error) {
+	var report FollowReport
+	err := followSlot(ctx, pool, cfg, &report)
+	return report, err
+}
+
+func followSlot(ctx context.Context, pool *pgxpool.Pool, cfg FollowConfig, report *FollowReport) error {
 	name := cmp.Or(cfg.Schema, schema.Default)
 	wait := cmp.Or(cfg.Wait, time.Minute)
 	if cfg.Slot == "" || wait < time.Second {
@@ -87,7 +113,7 @@ func Follow(ctx context.Context, pool *pgxpool.Pool, cfg FollowConfig) error {
 		return fmt.Errorf("relay: follow: %w", err)
 	}
 	defer conn.Release()
-	f.conn = conn
+	f.conn, f.report = conn, report
 	return f.run(ctx)
 }
 
@@ -98,10 +124,16 @@ type follower struct {
 	sql   *statements
 	share *share
 	x     func(string) string
+
+	report *FollowReport
+	before bool // this slot was followed, and no relay had a shard since
 }
 
 func (f *follower) run(ctx context.Context) error {
 	if err := f.nothingWaits(ctx); err != nil {
+		return err
+	}
+	if err := f.isOurs(ctx); err != nil {
 		return err
 	}
 	// There before the snapshot: one that is made later confirms by its creation
@@ -161,6 +193,44 @@ func (f *follower) nothingWaits(ctx context.Context) error {
 	return nil
 }
 
+// isOurs refuses the slot of somebody who doesn't read the outbox, as far as that
+// shows, and finds out whether this is the first time that it is followed: a
+// shard's lease keeps its last holder's name.
+func (f *follower) isOurs(ctx context.Context) error {
+	var plugin string
+	err := f.conn.QueryRow(ctx, f.x(`select coalesce((select plugin::text from pg_replication_slots where slot_name = $1 and slot_type = 'logical' and database = current_database()), ''),
+		(select count(*) = $3 from @schema@.lease where key between 'fenceline:relay/00' and 'fenceline:relay/63' and starts_with(holder, $2))`),
+		f.cfg.Slot, "slot "+f.cfg.Slot+" ", outbox.Shards).Scan(&plugin, &f.before)
+	switch {
+	case err != nil:
+		return fmt.Errorf("relay: follow: look at the slot: %w", err)
+	case plugin != "" && plugin != "pgoutput":
+		return fmt.Errorf("%w: slot %q has the plugin %q and not pgoutput, so it is most likely somebody else's, and what its reader has confirmed says nothing of the outbox: name the connector's slot", ErrSlotForeign, f.cfg.Slot, plugin)
+	}
+	return nil
+}
+
+// takes counts what is published by the new cursor and was not by those that are
+// stored. By index: what is new has a transaction id that was not over for one
+// of them.
+func (f *follower) takes(ctx context.Context, at cursor) error {
+	var when *time.Time
+	err := f.conn.QueryRow(ctx, f.x(`
+		select count(*), coalesce(max(o.pos), 0), max(o.created_at) from @schema@.outbox o
+		join (select unnest(shards) as shard, s1, s2, last_pos from @schema@._relay_cursor) c using (shard)
+		where o.xid >= coalesce((select min(pg_snapshot_xmin(s1)) from @schema@._relay_cursor having bool_and(s1 is not null)), '0'::xid8)
+		  and pg_visible_in_snapshot(o.xid, $1::text::pg_snapshot) and not coalesce(pg_visible_in_snapshot(o.xid, c.s1), false)
+		  and not coalesce(o.pos <= c.last_pos and pg_visible_in_snapshot(o.xid, c.s2), false)`), at.s1.text).Scan(&f.report.Events, &f.report.Pos, &when)
+	if err != nil {
+		return fmt.Errorf("relay: follow: count what it takes for published: %w", err)
+	}
+	if when != nil {
+		f.report.At = *when
+	}
+	f.report.Unproven = f.report.Events > 0 && !f.before
+	return nil
+}
+
 // confirmed waits until the slot has confirmed the log up to end.
 func (f *follower) confirmed(ctx context.Context, end string) error {
 	deadline := time.Now().Add(f.wait)
@@ -206,6 +276,9 @@ func (f *follower) store(ctx context.Context, leases []*fencing.Lease, at cursor
 	if further {
 		return nil
 	}
+	if err := f.takes(ctx, at); err != nil {
+		return err
+	}
 	groups, err := json.Marshal([]groupRow{{allShards.list(), at.row()}})
 	if err != nil {
 		return fmt.Errorf("relay: follow: %w", err)
@@ -217,7 +290,8 @@ func (f *follower) store(ctx context.Context, leases []*fencing.Lease, at cursor
 	}
 	var pairLow int64
 	var generations []int64
-	if err := f.conn.QueryRow(ctx, f.sql.checkpoint, keys, epochs, tokens, string(groups), "[]", "[]", old, true).Scan(&pairLow, &generations); err != nil {
+	if err = f.conn.QueryRow(ctx, f.sql.checkpoint, keys, epochs, tokens, string(groups), "[]", "[]", old, true).Scan(&pairLow, &generations); err != nil {
+		*f.report = FollowReport{} // nothing was moved
 		return fmt.Errorf("relay: follow: store the cursor: %w", err)
 	}
 	return nil

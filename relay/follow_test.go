@@ -54,7 +54,7 @@ func followed(name string) FollowConfig {
 
 func follow(t testing.TB, pool *pgxpool.Pool, name string) {
 	t.Helper()
-	if err := Follow(bg, pool, followed(name)); err != nil {
+	if _, err := Follow(bg, pool, followed(name)); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -67,7 +67,7 @@ func TestWhatASlotHasConfirmedIsPublishedAndNothingElse(t *testing.T) {
 	retain(t, pool, atOnce) // rotates
 	soon := followed(name)
 	soon.Wait = time.Second
-	if err := Follow(bg, pool, soon); !errors.Is(err, ErrSlotBehind) || !strings.Contains(err.Error(), "not being read") {
+	if _, err := Follow(bg, pool, soon); !errors.Is(err, ErrSlotBehind) || !strings.Contains(err.Error(), "not being read") {
 		t.Errorf("nobody reads the slot: %v", err)
 	}
 	if r := retain(t, pool, atOnce); len(r.Dropped) != 0 {
@@ -130,16 +130,16 @@ func TestASlotIsNotFollowedWhereItProvesNothing(t *testing.T) {
 	defer cancel()
 	missing := followed("no_such_slot")
 	missing.Wait = time.Hour
-	if err := Follow(ctx, pool, missing); !errors.Is(err, ErrSlotBehind) || !strings.Contains(err.Error(), "no such") {
+	if _, err := Follow(ctx, pool, missing); !errors.Is(err, ErrSlotBehind) || !strings.Contains(err.Error(), "no such") {
 		t.Errorf("no slot: %v", err)
 	}
-	if err := Follow(bg, pool, FollowConfig{}); err == nil {
+	if _, err := Follow(bg, pool, FollowConfig{}); err == nil {
 		t.Error("a slot without a name is followed")
 	}
 	if _, err := pool.Exec(bg, "insert into fenceline.relay_held (topic, key, pos, epoch, seq, reason, detail) values ('t', 'k', 1, 1, 1, 'record', '')"); err != nil {
 		t.Fatal(err)
 	}
-	if err := Follow(bg, pool, followed(name)); !errors.Is(err, ErrWaiting) {
+	if _, err := Follow(bg, pool, followed(name)); !errors.Is(err, ErrWaiting) {
 		t.Errorf("a held stream: %v", err)
 	}
 	if _, err := pool.Exec(bg, "delete from fenceline.relay_held"); err != nil {
@@ -150,9 +150,58 @@ func TestASlotIsNotFollowedWhereItProvesNothing(t *testing.T) {
 	}
 	r := startRelay(t, pool, kafka, quick())
 	eventually(t, "the relay has published", func() bool { return len(kafka.payloads("t")) == 1 })
-	if err := Follow(bg, pool, followed(name)); !errors.Is(err, ErrRelayRuns) {
+	if _, err := Follow(bg, pool, followed(name)); !errors.Is(err, ErrRelayRuns) {
 		t.Errorf("a relay runs: %v", err)
 	}
 	r.end()
 	follow(t, pool, name)
+}
+
+func TestWhatIsTakenForPublishedIsReportedAndWhetherTheSlotSpeaksForIt(t *testing.T) {
+	t.Parallel()
+	pool, kafka := fresh(t, "t")
+	p := newProducer(t, pool, "k")
+	p.publish("t", "a", "b") // before there is a slot
+	name := slot(t, pool)
+	confirmAll(t, pool, name)
+	took := func() FollowReport {
+		t.Helper()
+		r, err := Follow(bg, pool, followed(name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
+	}
+	last := query[int64](t, pool, "select max(pos) from fenceline.outbox")
+	if r := took(); r.Events != 2 || r.Pos != last || r.At.IsZero() || !r.Unproven {
+		t.Errorf("at first: %+v", r)
+	}
+	if r := took(); r != (FollowReport{}) {
+		t.Errorf("nothing is new: %+v", r)
+	}
+	p.publish("t", "c")
+	if r := took(); r.Events != 1 || r.Pos <= last || r.Unproven {
+		t.Errorf("followed since: %+v", r)
+	}
+	// A relay had the shards meanwhile: the slot may have been made anew.
+	p.publish("t", "d")
+	publishAll(t, pool, kafka)
+	p.publish("t", "e")
+	if r := took(); r.Events != 1 || !r.Unproven {
+		t.Errorf("after a relay: %+v", r)
+	}
+}
+
+func TestASlotOfAnotherPluginIsNotFollowed(t *testing.T) {
+	t.Parallel()
+	pool, _ := fresh(t, "t")
+	name := query[string](t, pool, "select slot_name::text from pg_create_logical_replication_slot(current_database() || '_other', 'test_decoding')")
+	confirmAll(t, pool, name)
+	newProducer(t, pool, "k").publish("t", "a")
+	if _, err := Follow(bg, pool, followed(name)); !errors.Is(err, ErrSlotForeign) || !strings.Contains(err.Error(), `"test_decoding" and not pgoutput`) {
+		t.Errorf("error is %v", err)
+	}
+	if n := checkpointsOf(t, pool); n != 0 {
+		t.Errorf("%d cursors were stored", n)
+	}
 }

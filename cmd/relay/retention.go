@@ -44,17 +44,20 @@ func retention(ctx context.Context, args []string, stdout, _ io.Writer) error {
 		return err
 	}
 	defer pool.Close()
+	var followed *followedSlot
 	if follow.Slot != "" {
 		follow.Schema, follow.AllowUnsafeDatabase, follow.Logger = o.postgres.Schema, true, slog.New(slog.DiscardHandler)
-		if err := relay.Follow(ctx, pool, follow); err != nil {
+		took, err := relay.Follow(ctx, pool, follow)
+		if err != nil {
 			return config.NeedsRole(err, o.postgres.Schema, schema.KindRelay)
 		}
+		followed = &followedSlot{follow.Slot, took.Events, took.Pos, maybe(took.At), took.Unproven}
 	}
 	report, err := relay.Retain(ctx, pool, o.postgres.Schema, cfg)
 	if err != nil {
 		return config.NeedsRole(err, o.postgres.Schema, schema.KindOperator)
 	}
-	r := retentionReport{Rotated: report.Rotated, Dropped: report.Dropped, Deleted: report.Deleted, Overdue: []overduePartition{}}
+	r := retentionReport{Followed: followed, Rotated: report.Rotated, Dropped: report.Dropped, Deleted: report.Deleted, Overdue: []overduePartition{}}
 	if r.Dropped == nil {
 		r.Dropped = []string{}
 	}
@@ -71,6 +74,28 @@ type retentionReport struct {
 	Dropped []string           `json:"dropped_partitions"`
 	Deleted int64              `json:"deleted_events"`
 	Overdue []overduePartition `json:"overdue"`
+	// Followed is what a slot has said; null without -slot.
+	Followed *followedSlot `json:"followed"`
+}
+
+type followedSlot struct {
+	Slot   string     `json:"slot"`
+	Events int64      `json:"events"`      // taken for published, which were not before
+	Pos    int64      `json:"last_pos"`    // of the newest of them
+	At     *time.Time `json:"last_event"`  // likewise; null if there are none
+	Before bool       `json:"before_slot"` // some may be from before the slot was made
+}
+
+func (f *followedSlot) text() string {
+	if f.Events == 0 {
+		return fmt.Sprintf("followed  slot %q: nothing more to take for published\n", f.Slot)
+	}
+	s := fmt.Sprintf("followed  slot %q: %s taken for published, up to pos %d of %s\n", f.Slot, events(f.Events, false), f.Pos, clock(*f.At))
+	if f.Before {
+		s += "warning   this slot was not followed before, and a slot says nothing of what was committed before it was made. If it is younger than some of these events, see that\n" +
+			"          its reader has published them by a snapshot, or the relays have: \"relay verify\" shows what is missing in Kafka. Else publish them again, with \"relay republish\"\n"
+	}
+	return s
 }
 
 type overduePartition struct {
@@ -89,6 +114,9 @@ var overdueMeanings = map[string]string{
 
 func (r retentionReport) text() string {
 	var b strings.Builder
+	if r.Followed != nil {
+		b.WriteString(r.Followed.text())
+	}
 	if r.Rotated {
 		b.WriteString("rotated   the next partition has begun\n")
 	}

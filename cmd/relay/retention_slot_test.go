@@ -50,7 +50,11 @@ func TestWhatTheSlotOfAnotherPublisherHasConfirmedIsRetainedLikeOurOwn(t *testin
 		}
 		_ = conn.Close(context.WithoutCancel(ctx))
 	}()
-	want(t, cmdtest.Run(t, env, "relay", "retention", "-slot", name), 0, "removed   outbox_0")
+	want(t, cmdtest.Run(t, env, "relay", "retention", "-slot", name), 0, "1 event taken for published, up to pos ", "not followed before", "removed   outbox_0")
+	want(t, cmdtest.Run(t, env, "relay", "retention", "-slot", name), 0, "nothing more to take for published")
+	cmdtest.Commit(t, dsn, "quakes", "nc", "quake.reported", `{}`, `{}`)
+	r := cmdtest.Run(t, env, "relay", "retention", "-slot", name, "-json")
+	want(t, r, 0, `"events": 2`, `"last_pos": `, `"before_slot": false`)
 	operator := cmdtest.Env{"FENCELINE_POSTGRES_DSN=" + pgmigrated.Login(t, dsn, "operator")}
 	want(t, cmdtest.Run(t, operator, "relay", "retention", "-slot", name), 1, "fenceline_relay")
 	stop()

@@ -174,7 +174,8 @@ func TestAChainWithDebeziumInItLosesNothingAndAppliesNothingTwice(t *testing.T) 
 	}
 	// What the slot has confirmed, its heartbeat having taken it along, is
 	// published: retention takes the partition.
-	s.ok(relay.Follow(t.Context(), s.pool, relay.FollowConfig{Slot: slot, Wait: patience, AllowUnsafeDatabase: true, Logger: quiet}))
+	_, err := relay.Follow(t.Context(), s.pool, relay.FollowConfig{Slot: slot, Wait: patience, AllowUnsafeDatabase: true, Logger: quiet})
+	s.ok(err)
 	report, err := relay.Retain(t.Context(), s.pool, "", relay.RetentionConfig{Keep: time.Microsecond, RotateAge: time.Hour, LockTimeout: 10 * time.Second})
 	if err != nil || !slices.Equal(report.Dropped, []string{"outbox_0"}) {
 		t.Errorf("retention: %+v, %v", report, err)
