@@ -110,7 +110,7 @@ func TestEachRuleOfTheDecisionsIsNeeded(t *testing.T) {
 		"a tombstone that was swept since": {"relay_topic_accept", "if swept >= refused then", "if false then",
 			acceptOf("a", 4, true, fmt.Sprintf(aFork, "null, null"), "update fenceline.retention set tombstone_at = now()"), "a tombstone was swept"},
 		"a topic that the broker takes": {"relay_topic_retire", "if not exists (select 1 from \"fenceline\".relay_fork f where f.topic = p_topic and f.partition is null) then", "if false then",
-			retireOf(), "not refused by the broker"},
+			retireOf("insert into fenceline.relay_topic (topic, partitions) values ('a', 3)"), "not refused by the broker"},
 		"a topic of which one partition is set aside": {"relay_topic_retire", "f.topic = p_topic and f.partition is null) then", "f.topic = p_topic) then",
 			retireOf(fmt.Sprintf(aFork, "1, 3")), "not refused by the broker"},
 		"a decision of nobody's": {"_relay_audit", "if p_who is null or octet_length(p_who) not between 1 and 255 then", "if false then",

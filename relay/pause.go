@@ -32,7 +32,11 @@ func (p Pause) sentence() string {
 	if !p.Paused {
 		return ""
 	}
-	return fmt.Sprintf("the relays are paused by %q since %s: %s", p.Who, p.At.UTC().Format(time.RFC3339), p.Reason)
+	s := fmt.Sprintf("the relays are paused by %q since %s", p.Who, p.At.UTC().Format(time.RFC3339))
+	if p.Reason != "" {
+		s += ": " + p.Reason
+	}
+	return s
 }
 
 const readPauseSQL = "select paused, who, login, reason, at from @schema@.relay_pause order by n desc limit 1"

@@ -3,6 +3,7 @@ package relay
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"time"
 
@@ -74,7 +75,14 @@ func (o *Operator) Topics(ctx context.Context) ([]TopicInfo, error) {
 // [*NotPossibleError].
 func (o *Operator) RetireTopic(ctx context.Context, topic string, by By) (isNew bool, err error) {
 	err = o.pool.QueryRow(ctx, schema.Expand(`select @schema@.relay_topic_retire($1, $2, nullif($3, ''))`, o.name), topic, by.Who, by.Why).Scan(&isNew)
-	return isNew, decided("retire a topic", err)
+	err = decided("retire a topic", err)
+	if errors.Is(err, ErrNotPossible) {
+		var known bool
+		if e := o.pool.QueryRow(ctx, schema.Expand(`select exists (select from @schema@.relay_topic where topic = $1) or exists (select from @schema@.relay_fork where topic = $1) or exists (select from @schema@.head where topic = $1)`, o.name), topic).Scan(&known); e == nil && !known {
+			err = &NotPossibleError{"the relay has never written to topic " + topic + ", and no event was appended to it", "Check its name: \"relay topic list\" has those that the relay knows."}
+		}
+	}
+	return isNew, err
 }
 
 // AcceptTopic accepts a topic as it is now: with another partition count than

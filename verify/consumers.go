@@ -38,6 +38,19 @@ type offset struct {
 	overflow int64 // from here on records may be unstored; -1 if none is
 }
 
+// NoConsumerError says that there are no guards of a consumer where it was looked
+// for.
+type NoConsumerError struct {
+	// Name is the consumer's, Schema the one that was looked in, of Consumer.Pool's
+	// database.
+	Name, Schema string
+}
+
+// Error implements error.
+func (e *NoConsumerError) Error() string {
+	return fmt.Sprintf("verify: consumer %q has never read anything into schema %s of this database: check its name (that of consumer.Config) and the database", e.Name, e.Schema)
+}
+
 func (r *run) consumerTopics(ctx context.Context, c *Consumer) ([]string, error) {
 	if err := schema.Check(ctx, c.Pool, c.Schema, schema.Consumer); err != nil {
 		return nil, fmt.Errorf("verify: consumer %s: %w", c.Name, err)
@@ -48,7 +61,7 @@ func (r *run) consumerTopics(ctx context.Context, c *Consumer) ([]string, error)
 	case err != nil:
 		return nil, fmt.Errorf("verify: consumer %s: look for it: %w", c.Name, err)
 	case !known:
-		return nil, fmt.Errorf("verify: consumer %q has never read anything into schema %s of this database: check its name (that of consumer.Config) and the database", c.Name, c.Schema)
+		return nil, &NoConsumerError{c.Name, c.Schema}
 	}
 	rows, err := c.Pool.Query(ctx, schema.Expand(`select distinct topic from @schema@.consumer_offset where consumer = $1`, c.Schema), c.Name)
 	if err == nil {

@@ -24,7 +24,8 @@ const (
 	Misplaced Kind = "misplaced"
 	// Unreadable: a record carries not what docs/wire.md asks for.
 	Unreadable Kind = "unreadable"
-	// NoTopic: events were appended to a topic that does not exist.
+	// NoTopic: events were appended to a topic that does not exist, or it is one of
+	// Config.Topics or a consumer's.
 	NoTopic Kind = "no-topic"
 	// Gap: the outbox itself has a hole, or a position twice, or a life that
 	// doesn't begin where the one before ended.
@@ -56,7 +57,7 @@ var remedies = map[Kind]string{
 	Content:    "something else writes to this topic or to the outbox's table; compare the two, and adopt or discard at the consumers",
 	Misplaced:  "something else writes to this topic, or its partition count was changed: relay topic accept",
 	Unreadable: "something else writes to this topic; consumers have it in quarantine",
-	NoTopic:    "create the topic, or retire it: relay topic retire",
+	NoTopic:    "check the name, if it was given; else create the topic, or, if its events are given up, retire it: relay topic retire",
 	Gap:        "somebody has deleted or inserted rows by hand; restore them, or give the positions up with a skip",
 	NoReceipt:  "somebody has deleted receipts, or has inserted into the outbox by hand",
 	Ahead:      "the fence was restored without the outbox, or rows were inserted by hand: relay history bump --above",

@@ -17,6 +17,7 @@ func (r *run) findTopics(ctx context.Context) (topics []string, records int64, e
 	if topics, err = r.streams(ctx); err != nil {
 		return nil, 0, err
 	}
+	appended := slices.Clone(topics)
 	topics = append(topics, r.cfg.Topics...)
 	for i := range r.cfg.Consumers {
 		more, err := r.consumerTopics(ctx, &r.cfg.Consumers[i])
@@ -37,7 +38,11 @@ func (r *run) findTopics(ctx context.Context) (topics []string, records int64, e
 		case errors.Is(err, ErrNoTopic) && slices.Contains(retired, t):
 			continue
 		case errors.Is(err, ErrNoTopic):
-			r.found(Finding{Kind: NoTopic, Stream: t, Detail: "events belong to it, and Kafka doesn't have it; nothing is said of them"})
+			detail := "events belong to it, and Kafka doesn't have it; nothing is said of them"
+			if !slices.Contains(appended, t) {
+				detail = "Kafka doesn't have it, and the outbox has no events of it"
+			}
+			r.found(Finding{Kind: NoTopic, Stream: t, Detail: detail})
 			continue
 		case err != nil:
 			return nil, 0, fmt.Errorf("verify: topic %s: %w", t, err)

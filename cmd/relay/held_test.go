@@ -67,7 +67,8 @@ func TestTopicsAreListedRetiredAndAccepted(t *testing.T) {
 	want(t, cmdtest.Run(t, monitor, "relay", "topic", "retire", "quakes"), 1, "fenceline_operator")
 	want(t, cmdtest.Run(t, monitor, "relay", "topic", "accept", "-partitions", "4", "-drained", "quakes"), 1, "fenceline_operator")
 	want(t, cmdtest.Run(t, operator, "relay", "topic", "retire", "quakes"), 1, "not refused by the broker", "Delete it first")
-	want(t, cmdtest.Run(t, operator, "relay", "topic", "accept", "-partitions", "4", "quakes"), 1, "unread", "lag of every consumer group")
+	want(t, cmdtest.Run(t, operator, "relay", "topic", "accept", "-partitions", "4", "quakes"), 1, "unread", "lag of every consumer group", "Say -drained")
+	want(t, cmdtest.Run(t, operator, "relay", "topic", "retire", "nosuch"), 1, "never written to topic nosuch", "relay topic list")
 	want(t, cmdtest.Run(t, operator, "relay", "topic", "accept", "-partitions", "4", "-drained", "quakes"), 0, `accepted topic "quakes" with 4 partitions`, "No broker was asked", "goes on refusing it")
 	if r := relayJSON[topicReport](t, monitor, "topic", "list", "-json"); len(r.Topics) != 1 || r.Topics[0].Partitions != 4 || r.Topics[0].RetiredAt != nil || r.Topics[0].Refused != "" {
 		t.Errorf("%+v", r)
@@ -84,8 +85,8 @@ func TestATopicIsAcceptedOnlyAsTheBrokerSaysThatItIs(t *testing.T) {
 		return cmdtest.Run(t, env, "relay", "topic", "accept", "-partitions", partitions, "-drained", topic)
 	}
 	want(t, accept(env, topic, "4"), 1, fmt.Sprintf("nothing was accepted: topic %q has 3 partitions, not 4: say -partitions 3", topic))
-	want(t, accept(env, compacted, "3"), 1, "nothing was accepted, the relay would not write to it", "cleanup.policy")
-	want(t, accept(env, missing, "3"), 1, "nothing was accepted, the relay would not write to it", "create it")
+	want(t, accept(env, compacted, "3"), 1, "nothing was accepted, the relay would not write to topic ", "cleanup.policy")
+	want(t, accept(env, missing, "3"), 1, "nothing was accepted, the relay would not write to topic ", "create it")
 	want(t, accept(append(env[:1:1], "FENCELINE_KAFKA_BROKERS="+nobody(t)), topic, "3"), 1, "nothing was accepted, since the topic can't be looked at", "without -kafka it is accepted unseen", "no Kafka broker can be reached")
 	if r := relayJSON[topicReport](t, env[:1], "topic", "list", "-json"); len(r.Topics) != 3 || r.Topics[0].Partitions+r.Topics[1].Partitions+r.Topics[2].Partitions != 3 {
 		t.Errorf("something was accepted: %+v", r)
@@ -98,6 +99,7 @@ func TestATopicIsAcceptedOnlyAsTheBrokerSaysThatItIs(t *testing.T) {
 func TestTheCommandsOfHeldStreamsAndTopicsSayWhatIsRight(t *testing.T) {
 	for command, text := range map[string]string{
 		"held":                                  "a command is missing",
+		"topic accept -partitions 0 quakes":     "-partitions is 0: a topic has at least one",
 		"held drop":                             `unknown command "drop": there are list, show, retry and skip`,
 		"held show -topic a":                    "-key is missing",
 		"held retry":                            "want -topic and -key, or -all",

@@ -236,15 +236,24 @@ type inboxAuditLine struct {
 	Detail     json.RawMessage `json:"detail"`
 }
 
+// span names what a decision was about. One that ends before it begins has no
+// end: a retry begins somewhere, and ends where it can't go on.
+func span(what string, from, to int64) string {
+	if to < from {
+		return fmt.Sprintf("from %s %d on", what, from)
+	}
+	return fmt.Sprintf("%s %d to %d", what, from, to)
+}
+
 func (r auditReport) text() string {
 	var b strings.Builder
 	for _, a := range r.Entries {
-		fmt.Fprintf(&b, "%s %s by %q (login %q): %s", a.At, a.Action, a.Who, a.Login, a.Why)
+		fmt.Fprintf(&b, "%s %s by %q (login %q)%s", a.At, a.Action, a.Who, a.Login, because(a.Why))
 		if a.Stream != "" {
-			fmt.Fprintf(&b, "; stream %q, key %q, epoch %d, seq %d to %d", a.Stream, a.Key, a.Epoch, a.FromSeq, a.ToSeq)
+			fmt.Fprintf(&b, "; stream %q, key %q, epoch %d, %s", a.Stream, a.Key, a.Epoch, span("seq", a.FromSeq, a.ToSeq))
 		}
 		if a.Topic != "" {
-			fmt.Fprintf(&b, "; topic %q, partition %d, offsets %d to %d", a.Topic, a.Partition, a.FromOffset, a.ToOffset)
+			fmt.Fprintf(&b, "; topic %q, partition %d, %s", a.Topic, a.Partition, span("offsets", a.FromOffset, a.ToOffset))
 		}
 		if string(a.Detail) != "{}" {
 			fmt.Fprintf(&b, "; %s", a.Detail)

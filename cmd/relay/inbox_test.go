@@ -150,6 +150,9 @@ func TestParkedStreamsAreListedShownAndDecidedAbout(t *testing.T) {
 	w.do(w.operator, 0, "parked discard -give-up"+at+"-seq 8 -to 11"+decided, "seq 8 to 11")
 
 	w.do(w.reader, 0, "audit", `erase by "alice" (login`, "ticket 7", `adopt by "alice"`, "seq 6 to 6", "seq 4 to 5", "seq 8 to 11")
+	if text := (auditReport{Entries: []inboxAuditLine{{Action: "retry", Stream: "s", Epoch: 1, FromSeq: 1, Detail: []byte("{}")}}}).text(); !strings.Contains(text, "epoch 1, from seq 1 on\n") || strings.Contains(text, "): ;") {
+		t.Errorf("an entry without an end and a reason is %q", text)
+	}
 	a := relayJSON[auditReport](t, w.reader, "inbox", "audit", "-json", "-stream", "s")
 	if len(a.Entries) != 5 || a.Entries[4].Action != "retry" || a.Entries[0].Who != "alice" || a.Entries[0].Login == "" {
 		t.Errorf("%+v", a)

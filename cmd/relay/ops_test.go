@@ -134,6 +134,17 @@ func TestTheDoctorFindsWhatIsWrongAndSaysWhatToDo(t *testing.T) {
 	r := cmdtest.Run(t, monitor, "relay", "doctor", "-json")
 	want(t, r, 1, `"problems": 2`, "cache of sequence fenceline.outbox_pos is 20", "alter sequence fenceline.outbox_pos cache 1", "relay history bump", "paused by", "alice")
 	want(t, cmdtest.Run(t, cmdtest.Env{"FENCELINE_POSTGRES_DSN=" + cmdtest.Database(t)}, "relay", "doctor"), 1, "problem   schema", "relay migrate up")
+	// A pause that nobody gave a reason for, and a login without a role.
+	bare := cmdtest.Migrated(t)
+	cmdtest.Exec(t, bare, "select fenceline.relay_set_pause(true, 'alice', '')")
+	for _, command := range []string{"status", "doctor"} {
+		r := cmdtest.Run(t, cmdtest.Env{"FENCELINE_POSTGRES_DSN=" + bare}, "relay", command)
+		want(t, r, 0, "alice")
+		if strings.Contains(r.Stdout, ": \n") {
+			t.Errorf("a line ends with nothing behind its colon:\n%s", r.Stdout)
+		}
+	}
+	want(t, cmdtest.Run(t, cmdtest.Env{"FENCELINE_POSTGRES_DSN=" + pgmigrated.Login(t, bare)}, "relay", "doctor"), 1, "problem   schema", `to look, grant "fenceline_monitor" to `)
 	env[1] = "FENCELINE_KAFKA_BROKERS=" + nobody(t)
 	want(t, cmdtest.Run(t, env, "relay", "doctor"), 1, "problem   kafka: no Kafka broker can be reached")
 }

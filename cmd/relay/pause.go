@@ -19,6 +19,14 @@ func resume(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	return setPause(ctx, false, "relay resume", "Lets the relays publish again after \"relay pause\". Needs a login with the role <schema>_operator.", args, stdout)
 }
 
+// because adds a reason that somebody has given, if they have.
+func because(why string) string {
+	if why == "" {
+		return ""
+	}
+	return ": " + why
+}
+
 func setPause(ctx context.Context, paused bool, name, summary string, args []string, stdout io.Writer) error {
 	var (
 		o      operation

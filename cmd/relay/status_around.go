@@ -107,7 +107,7 @@ func (r statusReport) textAround(line func(string, ...any)) {
 		line("unowned  %s: taken over within the lease time, or a moment after an instance came or went", count(n, "shard"))
 	}
 	if p := r.Pause; p != nil {
-		line("paused   by %q, login %q, since %s: %s", p.Who, p.Login, clock(p.Since), p.Reason)
+		line("paused   by %q, login %q, since %s%s", p.Who, p.Login, clock(p.Since), because(p.Reason))
 	}
 	line("outbox   %s in %s, runway %s", size(r.Outbox.Bytes), count(len(r.Outbox.Partitions), "partition"), events(r.Outbox.Runway, false))
 	for _, p := range r.Outbox.Partitions {

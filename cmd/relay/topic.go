@@ -79,7 +79,7 @@ func (r topicReport) text() string {
 		}
 		b.WriteByte('\n')
 		if t.RetiredAt != nil {
-			fmt.Fprintf(&b, "  retired: by %q at %s: %s\n", t.RetiredBy, clock(*t.RetiredAt), t.Why)
+			fmt.Fprintf(&b, "  retired: by %q at %s%s\n", t.RetiredBy, clock(*t.RetiredAt), because(t.Why))
 		}
 		if t.Refused != "" {
 			fmt.Fprintf(&b, "  refused: since %s: %s\n", clock(*t.RefusedSince), t.Refused)
@@ -149,7 +149,10 @@ func topicAccept(ctx context.Context, args []string, stdout, _ io.Writer) error 
 	if err != nil {
 		return err
 	}
-	if partitions == 0 {
+	switch {
+	case partitions == 0 && s.Given("partitions"):
+		return &config.UsageError{Err: fmt.Errorf("%s: -partitions is 0: a topic has at least one partition", s.Name)}
+	case partitions == 0:
 		return &config.UsageError{Err: fmt.Errorf("%s: -partitions is missing (the count that the topic has now)", s.Name)}
 	}
 	checked := len(kafka.Brokers) > 0
@@ -159,7 +162,12 @@ func topicAccept(ctx context.Context, args []string, stdout, _ io.Writer) error 
 		}
 	}
 	return d.with(ctx, s.Name, schema.KindOperator, func(op *relay.Operator) error {
-		if err := op.AcceptTopic(ctx, topic, partitions, drained, d.by()); err != nil {
+		err := op.AcceptTopic(ctx, topic, partitions, drained, d.by())
+		var refused *relay.NotPossibleError
+		if errors.As(err, &refused) && !drained && strings.Contains(refused.Reason, "could be overtaken") {
+			return fmt.Errorf("%w Say -drained once it is so", err)
+		}
+		if err != nil {
 			return err
 		}
 		return d.print(stdout, accepted{topic, partitions, checked})
@@ -181,16 +189,21 @@ func hasPartitions(ctx context.Context, kafka *brokers, topic string, partitions
 	defer cancel()
 	is, err := publisher.Describe(ctx, topic)
 	var refused *relay.TopicError
+	var silent *relay.NoAnswerError
 	switch {
 	case errors.As(err, &refused):
-		return fmt.Errorf("nothing was accepted, the relay would not write to it: %w", err)
+		return fmt.Errorf("nothing was accepted, the relay would not write to topic %q: %s", topic, refused.Reason)
+	case errors.As(err, &silent):
+		return notAccepted(kafka.explain(silent.Err))
 	case err != nil:
 		return notAccepted(err)
 	case is.Partitions != partitions:
 		return fmt.Errorf("nothing was accepted: topic %q has %s, not %d: say -partitions %d if that is what it is to have", topic, count(is.Partitions, "partition"), partitions, is.Partitions)
 	}
-	if err := relay.CheckTopic(is, outbox.MaxRecordBytes); err != nil {
-		return fmt.Errorf("nothing was accepted, the relay would not write to it: %w", err)
+	if err := relay.CheckTopic(is, outbox.MaxRecordBytes); errors.As(err, &refused) {
+		return fmt.Errorf("nothing was accepted, the relay would not write to topic %q: %s", topic, refused.Reason)
+	} else if err != nil {
+		return notAccepted(err)
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strings"
 	"time"
 
@@ -34,10 +35,10 @@ func verifyAll(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	postgres.Register(s)
 	kafka.Register(s)
 	s.List(&topics, "topics", "TOPICS", "", "topics to read besides those of the outbox, such as one that events were republished to")
-	s.List(&consumers, "consumers", "VERIFY_CONSUMERS", "", "names of the consumers whose guards are compared, separated by commas")
+	s.List(&consumers, "consumers", "VERIFY_CONSUMERS", "", "names of the consumers whose guards are compared, separated by commas", config.Check(once))
 	s.String(&dsns.DSN, "consumer-postgres", "CONSUMER_POSTGRES_DSN", "", "connection string of the database that their guards are in; the outbox's if empty. For consumers in several databases, run it once for each", config.Secret(), config.Check(config.CheckDSN))
 	s.String(&dsns.Schema, "consumer-schema", "CONSUMER_SCHEMA", schema.Default, "schema of their guards", config.Check(schema.Validate))
-	s.String(&dir, "dir", "VERIFY_DIR", "", "directory for temporary files, about 150 bytes for each event, record and guard; the system's if empty")
+	s.String(&dir, "dir", "VERIFY_DIR", "", "directory for temporary files, about 150 bytes for each event, record and guard; the system's if empty", config.Check(directory))
 	s.Int(&limit, "limit", "VERIFY_LIMIT", 1000, 1, 1<<30, "how many findings are printed; all are counted")
 	s.Bool(&asJSON, "json", "", "print one JSON object for each finding, and one for the summary at the end")
 	log.Register(s)
@@ -78,6 +79,10 @@ func verifyAll(ctx context.Context, args []string, stdout, stderr io.Writer) err
 		},
 	}
 	report, err := verify.Run(ctx, cfg)
+	var missing *verify.NoConsumerError
+	if errors.As(err, &missing) || dsns.DSN == "" && noGuards(err) {
+		return fmt.Errorf("%w; where its guards are elsewhere, name the database with -consumer-postgres and the schema with -consumer-schema", err)
+	}
 	if err != nil {
 		return config.NeedsRole(err, postgres.Schema, schema.KindRelay, schema.KindMonitor)
 	}
@@ -86,6 +91,32 @@ func verifyAll(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	}
 	if report.Total() > 0 {
 		return config.ErrReported
+	}
+	return nil
+}
+
+// noGuards says whether it is the consumer's part of the schema that isn't there.
+func noGuards(err error) bool {
+	var version *schema.VersionError
+	return errors.As(err, &version) && version.Part == schema.Consumer && version.Problem == schema.Missing
+}
+
+// once is the rule for a list without repetitions.
+func once(v string) error {
+	seen := map[string]bool{}
+	for name := range strings.SplitSeq(v, ",") {
+		if name = strings.TrimSpace(name); name != "" && seen[name] {
+			return fmt.Errorf("%q is there twice: name each once", name)
+		}
+		seen[name] = true
+	}
+	return nil
+}
+
+// directory is the rule for a directory.
+func directory(v string) error {
+	if is, err := os.Stat(v); err != nil || !is.IsDir() {
+		return errors.New("there is no such directory: it must be there, and writable")
 	}
 	return nil
 }

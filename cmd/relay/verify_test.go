@@ -53,5 +53,10 @@ func TestVerifyNeedsItsRolesAndAConsumerThatExists(t *testing.T) {
 	monitor := pgmigrated.Login(t, dsn, "monitor")
 	want(t, cmdtest.Run(t, cmdtest.Env{"FENCELINE_POSTGRES_DSN=" + monitor, kafka}, "relay", "verify"), 1, "fenceline_relay")
 	both := pgmigrated.Login(t, dsn, "relay", "monitor")
-	want(t, cmdtest.Run(t, cmdtest.Env{"FENCELINE_POSTGRES_DSN=" + both, kafka}, "relay", "verify", "-consumers", "nobody"), 1, `consumer "nobody" has never read anything`)
+	want(t, cmdtest.Run(t, cmdtest.Env{"FENCELINE_POSTGRES_DSN=" + both, kafka}, "relay", "verify", "-consumers", "nobody"), 1, `consumer "nobody" has never read anything`, "-consumer-postgres", "-consumer-schema")
+	r := cmdtest.Run(t, cmdtest.Env{"FENCELINE_POSTGRES_DSN=" + both, kafka}, "relay", "verify", "-topics", "nosuch")
+	want(t, r, 1, "Kafka doesn't have it, and the outbox has no events of it", "check the name")
+	if strings.Contains(r.All(), "events belong to it") {
+		t.Error("events are said to belong to a topic that nothing was appended to")
+	}
 }

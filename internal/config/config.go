@@ -161,11 +161,17 @@ func (s *Set) Parse(args []string, out io.Writer) error {
 			problems = append(problems, err)
 		}
 	}
+	return problemsOf(s.Name, problems)
+}
+
+// problemsOf says of a command all that is wrong with its settings; nil if nothing
+// is.
+func problemsOf(name string, problems []error) error {
 	if len(problems) == 0 {
 		return nil
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s: %d problem", s.Name, len(problems))
+	fmt.Fprintf(&b, "%s: %d problem", name, len(problems))
 	if len(problems) > 1 {
 		b.WriteByte('s')
 	}
@@ -173,7 +179,7 @@ func (s *Set) Parse(args []string, out io.Writer) error {
 	for _, p := range problems {
 		fmt.Fprintf(&b, "\n  - %v", p)
 	}
-	fmt.Fprintf(&b, "\nrun \"%s -help\" for all settings", s.Name)
+	fmt.Fprintf(&b, "\nrun \"%s -help\" for all settings", name)
 	return errors.New(b.String())
 }
 
@@ -244,6 +250,12 @@ func Shown(arg string) string {
 		return "(not shown, since it may hold a secret)"
 	}
 	return strconv.Quote(arg)
+}
+
+// Given says whether a setting was given on the command line.
+func (s *Set) Given(name string) bool {
+	x := s.lookup(name)
+	return x != nil && x.flagged
 }
 
 // Arguments are the arguments behind the flags.

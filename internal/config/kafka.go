@@ -15,6 +15,8 @@ import (
 type Kafka struct {
 	Brokers  []string
 	Security kafkasec.Config
+
+	command string // whose settings they are
 }
 
 // Register adds them to a set.
@@ -41,7 +43,14 @@ var flags = kafkasec.Names{
 func (k *Kafka) Open() (kafkasec.Client, error) {
 	client, err := k.Security.OpenAs(flags)
 	if err != nil {
-		return client, &UsageError{err}
+		problems := []error{err}
+		if several, ok := err.(interface{ Unwrap() []error }); ok {
+			problems = several.Unwrap()
+		}
+		for i, p := range problems { // the package is nobody's setting
+			problems[i] = errors.New(strings.TrimPrefix(p.Error(), "kafkasec: "))
+		}
+		return client, &UsageError{problemsOf(k.command, problems)}
 	}
 	return client, nil
 }
@@ -52,6 +61,7 @@ func ExplainKafka(err error) (cause, remedy string) { return kafkasec.Explain(er
 
 func (k *Kafka) security(s *Set) {
 	c := &k.Security
+	k.command = s.Name
 	s.Bool(&c.TLS, "kafka-tls", "KAFKA_TLS", "encrypt the connections to Kafka, and check the brokers' certificates")
 	s.String(&c.CAFile, "kafka-ca-file", "KAFKA_CA_FILE", "", "PEM file with the authorities that have signed them; the system's if empty")
 	s.String(&c.CertFile, "kafka-cert-file", "KAFKA_CERT_FILE", "", "PEM file with a client certificate, where brokers want one")

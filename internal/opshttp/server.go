@@ -84,6 +84,9 @@ func CheckAddr(addr string) error {
 	if host == "" {
 		return errors.New("the host is missing: 127.0.0.1 serves this machine only, 0.0.0.0 everybody")
 	}
+	if n, err := net.LookupPort("tcp", port); err != nil || n > 65535 {
+		return errors.New("the port is not a number from 0 to 65535, such as in 127.0.0.1:8081")
+	}
 	return nil
 }
 
