@@ -49,7 +49,7 @@ func (m *member) play(b baton) {
 	err := errGone
 	defer func() {
 		p := recover()
-		if p == errInCompany { //nolint:errorlint // Conn's own, to get out of the callback
+		if p == errInCompany { // Conn's own, to get out of the callback
 			err, p = errInCompany, nil
 		}
 		b.ran <- err
