@@ -19,6 +19,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/fenceline/fenceline/internal/devstack"
+	"github.com/fenceline/fenceline/internal/devstack/kafkaconnect"
 )
 
 // The configuration of Debezium, as its documentation advises for each purpose.
@@ -26,12 +27,17 @@ import (
 //go:embed debezium
 var debeziumFiles embed.FS
 
-// debeziumVersion is the one in debezium/plugin-pom.xml.
-const debeziumVersion = "3.6.1.Final"
-
 // connectArm is Debezium's connector in a Kafka Connect worker of its own.
 type connectArm struct {
 	worker, connector string // files in debezium/
+}
+
+func createDebezium(ctx context.Context, conn *pgx.Conn) error {
+	schema, err := debeziumFiles.ReadFile("debezium/schema.sql")
+	if err == nil {
+		_, err = conn.Exec(ctx, string(schema))
+	}
+	return err
 }
 
 func fillDebezium(ctx context.Context, conn *pgx.Conn, w workload, topic string) error {
@@ -41,49 +47,13 @@ func fillDebezium(ctx context.Context, conn *pgx.Conn, w workload, topic string)
 		select gen_random_uuid(), '%s', 'key-' || i %% KEYS, 'bench.event', %s from generate_series($1::bigint, $2::bigint) i order by i`, topic, w.payloadSQL()), "KEYS", fmt.Sprint(w.Keys)))
 }
 
-// connectJars fetches the jars once.
-func connectJars(ctx context.Context, say func(string, ...any)) (libs, plugins string, err error) {
-	cache, err := devstack.CacheDir()
-	if err != nil {
-		return "", "", err
-	}
-	home := filepath.Join(cache, "debezium-"+debeziumVersion)
-	libs, plugins = filepath.Join(home, "libs"), filepath.Join(home, "plugins")
-	unlock, err := devstack.Lock(ctx, home+".lock")
-	if err != nil {
-		return "", "", err
-	}
-	defer unlock()
-	if _, err := os.Stat(filepath.Join(home, "complete")); err == nil {
-		return libs, plugins, nil
-	}
-	say("fetching Debezium %s and Kafka Connect with Maven (once, kept in %s)", debeziumVersion, cache)
-	for pom, dir := range map[string]string{"connect-pom.xml": libs, "plugin-pom.xml": filepath.Join(plugins, "debezium-connector-postgres")} {
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			return "", "", err
-		}
-		text, err := debeziumFiles.ReadFile("debezium/" + pom)
-		if err != nil {
-			return "", "", err
-		}
-		file := filepath.Join(home, pom)
-		if err := os.WriteFile(file, text, 0o644); err != nil {
-			return "", "", err
-		}
-		out, err := exec.CommandContext(ctx, "mvn", "-q", "-B", "-f", file, "dependency:copy-dependencies", "-DincludeScope=runtime", "-DoutputDirectory="+dir).CombinedOutput()
-		if err != nil {
-			return "", "", fmt.Errorf("fetch Debezium with Maven: %w: %s", err, out)
-		}
-	}
-	return libs, plugins, os.WriteFile(filepath.Join(home, "complete"), nil, 0o644)
-}
-
 // connectWorker is a running Kafka Connect.
 type connectWorker struct {
 	cmd   *exec.Cmd
 	url   string
 	dir   string
 	log   string
+	java  string
 	args  []string
 	done  chan struct{} // closed when it has ended
 	ended error         // how, once done is closed
@@ -92,7 +62,7 @@ type connectWorker struct {
 // startConnect starts a worker on an empty outbox of dsn, and returns when the
 // connector streams.
 func startConnect(ctx context.Context, c *connectArm, s *stack, dsn, topic string, say func(string, ...any)) (_ *connectWorker, err error) {
-	libs, plugins, err := connectJars(ctx, say)
+	jars, err := kafkaconnect.Find(ctx, func(what string) { say("%s", what) })
 	if err != nil {
 		return nil, err
 	}
@@ -114,9 +84,13 @@ func startConnect(ctx context.Context, c *connectArm, s *stack, dsn, topic strin
 	if err != nil {
 		return w, err
 	}
-	fill := strings.NewReplacer("@KAFKA@", s.kafka.Addr(), "@PLUGINS@", plugins, "@REST@", fmt.Sprintf("127.0.0.1:%d", port), "@OFFSETS@", filepath.Join(dir, "offsets"),
+	fill := strings.NewReplacer("@KAFKA@", s.kafka.Addr(), "@PLUGINS@", jars.Plugins, "@REST@", fmt.Sprintf("127.0.0.1:%d", port), "@OFFSETS@", filepath.Join(dir, "offsets"),
 		"@HOST@", db.Host, "@PORT@", fmt.Sprint(db.Port), "@USER@", db.User, "@PASSWORD@", db.Password, "@DATABASE@", db.Database, "@SLOT@", db.Database)
-	for _, name := range []string{c.worker, c.connector, "log4j2.yaml"} {
+	logging := filepath.Join(dir, "log4j2.properties")
+	if err := os.WriteFile(logging, kafkaconnect.Logging, 0o600); err != nil {
+		return w, err
+	}
+	for _, name := range []string{c.worker, c.connector} {
 		text, err := debeziumFiles.ReadFile("debezium/" + name)
 		if err != nil {
 			return w, err
@@ -125,7 +99,7 @@ func startConnect(ctx context.Context, c *connectArm, s *stack, dsn, topic strin
 			return w, err
 		}
 	}
-	w.args = []string{"-Xmx512m", "-Dlog4j2.configurationFile=" + filepath.Join(dir, "log4j2.yaml"), "-cp", libs + "/*", "org.apache.kafka.connect.cli.ConnectStandalone",
+	w.java, w.args = jars.Java, []string{"-Xmx512m", "-Dlog4j2.configurationFile=" + logging, "-cp", jars.Libs + "/*", "org.apache.kafka.connect.cli.ConnectStandalone",
 		filepath.Join(dir, c.worker), filepath.Join(dir, c.connector)}
 	return w, w.launch(ctx)
 }
@@ -139,7 +113,7 @@ func (w *connectWorker) launch(ctx context.Context) error {
 	}
 	defer log.Close()
 	w.done = make(chan struct{})
-	w.cmd = exec.Command("java", w.args...)
+	w.cmd = exec.Command(w.java, w.args...)
 	w.cmd.Stdout, w.cmd.Stderr, w.cmd.Dir = log, log, w.dir
 	w.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := w.cmd.Start(); err != nil {

@@ -196,11 +196,7 @@ func (d *drainer) warm(ctx context.Context, a *arm) (*warmWorker, error) {
 		return nil, err
 	}
 	defer conn.Close(context.WithoutCancel(ctx))
-	schema, err := debeziumFiles.ReadFile("debezium/schema.sql")
-	if err != nil {
-		return nil, err
-	}
-	if _, err := conn.Exec(ctx, string(schema)); err != nil {
+	if err := createDebezium(ctx, conn); err != nil {
 		return nil, err
 	}
 	topic := "warm-" + name

@@ -116,11 +116,7 @@ func (d *drainer) connectOn(ctx context.Context, a *arm, database, topic string)
 		return nil, err
 	}
 	defer conn.Close(context.WithoutCancel(ctx))
-	schema, err := debeziumFiles.ReadFile("debezium/schema.sql")
-	if err != nil {
-		return nil, err
-	}
-	if _, err := conn.Exec(ctx, string(schema)); err != nil {
+	if err := createDebezium(ctx, conn); err != nil {
 		return nil, err
 	}
 	w, err := startConnect(ctx, a.java, d.stack, dsn, topic, d.say)

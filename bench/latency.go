@@ -229,11 +229,7 @@ func (s *stack) prepare(ctx context.Context, a *latencyArm, dsn string) error {
 	defer conn.Close(context.WithoutCancel(ctx))
 	switch {
 	case a.java != nil:
-		schema, err := debeziumFiles.ReadFile("debezium/schema.sql")
-		if err == nil {
-			_, err = conn.Exec(ctx, string(schema))
-		}
-		return err
+		return createDebezium(ctx, conn)
 	case a.relay == "fenceline":
 		return migrateFenceline(ctx, conn)
 	case a.relay == "watermill forwarder":

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/fenceline/fenceline/internal/devstack/apachekafka"
+	"github.com/fenceline/fenceline/internal/devstack/kafkaconnect"
 )
 
 // report is everything that was measured. Its JSON names are relied on by
@@ -33,7 +34,7 @@ type report struct {
 
 func newReport(s *stack, command, size string) *report {
 	r := &report{Time: time.Now().UTC().Truncate(time.Second), Command: command, Size: size, Machine: machine(), Postgres: s.postgres.Version(), Kafka: apachekafka.Version,
-		Peers: map[string]string{"Debezium": debeziumVersion}, Settings: postgresSettings, Failed: map[string]string{}}
+		Peers: map[string]string{"Debezium": kafkaconnect.Version}, Settings: postgresSettings, Failed: map[string]string{}}
 	if info, ok := debug.ReadBuildInfo(); ok {
 		for _, m := range info.Deps {
 			switch m.Path {

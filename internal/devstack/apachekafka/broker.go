@@ -263,7 +263,7 @@ func (b *Broker) format(ctx context.Context) error {
 		return fmt.Errorf("apachekafka: format the data directory: %w", err)
 	}
 	if process.Err() != nil {
-		return fmt.Errorf("apachekafka: format the data directory: %w: %s", process.Err(), tail(b.logFile()))
+		return fmt.Errorf("apachekafka: format the data directory: %w: %s", process.Err(), supervise.Tail(b.logFile()))
 	}
 	return nil
 }
@@ -289,11 +289,11 @@ func (b *Broker) run(ctx context.Context) error {
 	go func() { ready <- waitReady(readyCtx, b.Addr(), b.id()) }()
 	select {
 	case <-process.Done():
-		return fmt.Errorf("apachekafka: Kafka ended while starting: %w: %s", process.Err(), tail(b.logFile()))
+		return fmt.Errorf("apachekafka: Kafka ended while starting: %w: %s", process.Err(), supervise.Tail(b.logFile()))
 	case err := <-ready:
 		if err != nil {
 			_ = process.Crash(context.WithoutCancel(ctx))
-			return fmt.Errorf("apachekafka: Kafka was not ready in time: %w: %s", err, tail(b.logFile()))
+			return fmt.Errorf("apachekafka: Kafka was not ready in time: %w: %s", err, supervise.Tail(b.logFile()))
 		}
 		b.process = process
 		return nil
@@ -315,7 +315,7 @@ func (b *Broker) end(ctx context.Context) error {
 		defer cancel()
 		crashed := b.process.Crash(last)
 		b.process = nil
-		return errors.Join(fmt.Errorf("apachekafka: Kafka didn't stop in order: %w: %s", err, tail(b.logFile())), crashed)
+		return errors.Join(fmt.Errorf("apachekafka: Kafka didn't stop in order: %w: %s", err, supervise.Tail(b.logFile())), crashed)
 	}
 	b.process = nil
 	return nil

@@ -10,10 +10,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 
 	"github.com/fenceline/fenceline/internal/devstack"
-	"github.com/fenceline/fenceline/internal/devstack/supervise"
+	"github.com/fenceline/fenceline/internal/devstack/maven"
 )
 
 // Version is the Apache Kafka that runs; it is the one in pom.xml.
@@ -54,7 +53,7 @@ func find(ctx context.Context, progress func(string)) (install, error) {
 	defer unlock()
 	if _, err := os.Stat(home); errors.Is(err, os.ErrNotExist) {
 		progress("fetching Apache Kafka " + Version + " with Maven (once, kept in " + cache + ")")
-		if err := fetch(ctx, home); err != nil {
+		if err := maven.Fetch(ctx, home, maven.Project{Name: "pom.xml", POM: pom, Dir: "lib"}); err != nil {
 			return install{}, fmt.Errorf("apachekafka: fetch Apache Kafka %s with Maven: %w", Version, err)
 		}
 	} else if err != nil {
@@ -74,55 +73,6 @@ func find(ctx context.Context, progress func(string)) (install, error) {
 	return kafka, nil
 }
 
-// fetch copies the jars into home/lib; home appears complete or not at all.
-func fetch(ctx context.Context, home string) error {
-	mvn, err := exec.LookPath("mvn")
-	if err != nil {
-		return err
-	}
-	staging, err := os.MkdirTemp(filepath.Dir(home), "fetch-*")
-	if err != nil {
-		return err
-	}
-	defer func() { _ = os.RemoveAll(staging) }()
-	guard, err := supervise.NewGuard(staging)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = guard.Close() }()
-	if err := os.Chmod(staging, 0o755); err != nil {
-		return err
-	}
-	file := filepath.Join(staging, "pom.xml")
-	if err := os.WriteFile(file, pom, 0o644); err != nil {
-		return err
-	}
-	log, err := os.Create(filepath.Join(staging, "maven.log"))
-	if err != nil {
-		return err
-	}
-	defer func() { _ = log.Close() }()
-	process, err := guard.Start(supervise.Spec{
-		Path: mvn,
-		Args: []string{"-q", "-B", "-ntp", "-f", file, "dependency:copy-dependencies",
-			"-DincludeScope=runtime", "-DoutputDirectory=" + filepath.Join(staging, "lib")},
-		Env:    os.Environ(), // Maven finds its settings, repository and proxies there
-		Dir:    staging,
-		Output: log,
-	})
-	if err != nil {
-		return err
-	}
-	if err := process.Wait(ctx); err != nil {
-		_ = process.Crash(context.WithoutCancel(ctx))
-		return err
-	}
-	if process.Err() != nil {
-		return fmt.Errorf("%w: %s", process.Err(), tail(log.Name()))
-	}
-	return os.Rename(staging, home)
-}
-
 // makeArchive runs a broker once and has Java write down the classes that it loaded.
 func makeArchive(ctx context.Context, kafka install, archive string) error {
 	// Java writes the archive at the end of the run; renaming it makes it appear whole.
@@ -139,16 +89,4 @@ func makeArchive(ctx context.Context, kafka install, archive string) error {
 		return fmt.Errorf("apachekafka: make the class archive: %w", err)
 	}
 	return nil
-}
-
-// tail returns the end of a log, for an error message.
-func tail(file string) string {
-	content, err := os.ReadFile(file)
-	if err != nil {
-		return fmt.Sprintf("(no log: %v)", err)
-	}
-	if keep := 3000; len(content) > keep {
-		content = content[len(content)-keep:]
-	}
-	return strings.TrimSpace(string(content))
 }

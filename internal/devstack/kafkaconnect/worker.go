@@ -20,8 +20,10 @@ import (
 	"github.com/fenceline/fenceline/internal/devstack/supervise"
 )
 
+// Logging is the log4j2.properties of a worker, to its standard output.
+//
 //go:embed log4j2.properties
-var log4j2 []byte
+var Logging []byte
 
 // Config configures Start.
 type Config struct {
@@ -51,11 +53,11 @@ type Config struct {
 // Worker is a running Kafka Connect. Its methods may be called from several
 // goroutines; Stop, Kill and Restart wait for each other.
 type Worker struct {
-	cfg     Config
-	install install
-	name    string // the connector's
-	dir     string // scratch: configuration, offsets, log
-	guard   *supervise.Guard
+	cfg   Config
+	jars  Jars
+	name  string // the connector's
+	dir   string // scratch: configuration, offsets, log
+	guard *supervise.Guard
 
 	mu      sync.Mutex
 	url     string
@@ -82,7 +84,7 @@ func Start(ctx context.Context, cfg Config) (_ *Worker, err error) {
 	} else {
 		return nil, errors.New("kafkaconnect: the connector's properties have no name")
 	}
-	if w.install, err = find(ctx, cfg.Progress); err != nil {
+	if w.jars, err = Find(ctx, cfg.Progress); err != nil {
 		return nil, err
 	}
 	if w.dir, err = devstack.ScratchDir("connect", true, nil); err != nil {
@@ -113,7 +115,7 @@ func (w *Worker) PID() int {
 func (w *Worker) logFile() string { return filepath.Join(w.dir, "connect.log") }
 
 // Log is the end of what the worker has written, to explain a failure by.
-func (w *Worker) Log() string { return tail(w.logFile()) }
+func (w *Worker) Log() string { return supervise.Tail(w.logFile()) }
 
 // run starts the process. A port that another process was faster with is
 // replaced by another.
@@ -134,8 +136,8 @@ func (w *Worker) try(ctx context.Context) error {
 		return err
 	}
 	w.url = fmt.Sprintf("http://127.0.0.1:%d", port)
-	own := fmt.Sprintf("\nplugin.path=%s\nlisteners=HTTP://127.0.0.1:%d\noffset.storage.file.filename=%s\n", w.install.plugins, port, filepath.Join(w.dir, "offsets"))
-	for name, text := range map[string]string{"worker.properties": w.cfg.Worker + own, "connector.properties": w.cfg.Connector, "log4j2.properties": string(log4j2)} {
+	own := fmt.Sprintf("\nplugin.path=%s\nlisteners=HTTP://127.0.0.1:%d\noffset.storage.file.filename=%s\n", w.jars.Plugins, port, filepath.Join(w.dir, "offsets"))
+	for name, text := range map[string]string{"worker.properties": w.cfg.Worker + own, "connector.properties": w.cfg.Connector, "log4j2.properties": string(Logging)} {
 		if err := os.WriteFile(filepath.Join(w.dir, name), []byte(text), 0o600); err != nil { // it has passwords
 			return fmt.Errorf("kafkaconnect: %w", err)
 		}
@@ -146,8 +148,8 @@ func (w *Worker) try(ctx context.Context) error {
 	}
 	defer func() { _ = log.Close() }() // the child has its own copy
 	process, err := w.guard.Start(supervise.Spec{
-		Path: w.install.java,
-		Args: []string{fmt.Sprintf("-Xmx%dm", w.cfg.MaxHeapMB), "-Dlog4j2.configurationFile=" + filepath.Join(w.dir, "log4j2.properties"), "-cp", w.install.libs + "/*",
+		Path: w.jars.Java,
+		Args: []string{fmt.Sprintf("-Xmx%dm", w.cfg.MaxHeapMB), "-Dlog4j2.configurationFile=" + filepath.Join(w.dir, "log4j2.properties"), "-cp", w.jars.Libs + "/*",
 			"org.apache.kafka.connect.cli.ConnectStandalone", filepath.Join(w.dir, "worker.properties"), filepath.Join(w.dir, "connector.properties")},
 		Env:     append([]string{"PATH=/usr/bin:/bin", "LC_ALL=C.UTF-8", "TZ=UTC"}, w.cfg.Env...),
 		Dir:     w.dir,
