@@ -145,20 +145,19 @@ func (f *Fences) commitCompany(ctx context.Context, conn *pgxpool.Conn, members 
 		first[i] = len(sent)
 		check := s.check()
 		for j, q := range s.queued {
-			switch {
-			case appends.take(f, q):
-			default:
-				if j == check {
-					checks = append(checks, len(sent))
-				}
-				sent = append(sent, q)
+			if appends.take(f, q) {
+				continue
 			}
+			if j == check {
+				checks = append(checks, len(sent))
+			}
+			sent = append(sent, q)
 		}
 	}
 	first[len(members)] = len(sent)
 	sent = append(sent, appends.statements...)
 	o = f.finish(ctx, conn.Conn(), sent)
-	if o.fate == refused && (slices.Contains(checks, o.at) || o.at >= first[len(members)]) && slices.Contains([]string{"22012", "FL007"}, code(o.err)) {
+	if o.notPassed() && (slices.Contains(checks, o.at) || o.at >= first[len(members)]) {
 		return torn(o.err)
 	}
 	culprit = -1

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -120,7 +119,7 @@ func (s *session) commitOn(ctx context.Context, fn func(ctx context.Context, txs
 	check := s.check()
 	o := s.f.finish(ctx, s.conn.Conn(), s.queued)
 	s.rollback()
-	if o.fate == refused && o.at == check && slices.Contains([]string{"22012", "FL007"}, code(o.err)) {
+	if o.at == check && o.notPassed() {
 		return receipts, fmt.Errorf("fencing: commit of %q: %w", s.key(), notSame(mine))
 	}
 	err = o.explain(s.gates[0], s.queued, 0, len(s.queued))

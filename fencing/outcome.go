@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -193,6 +194,12 @@ func (e *StatementError) Error() string {
 
 // Unwrap gives the database's error.
 func (e *StatementError) Unwrap() error { return e.Err }
+
+// notPassed says that the statement that failed, if it looked at the pass, has
+// found none: the transaction is not the one in which the gate was passed.
+func (o outcome) notPassed() bool {
+	return o.fate == refused && slices.Contains([]string{"22012", "FL007"}, code(o.err))
+}
 
 // explain turns an outcome into the error of one commit that was part of it.
 // own is where this commit's own queued statements begin and end among those

@@ -192,7 +192,7 @@ func (s *session) readFork(f *fork) (rows int, more bool, err error) {
 	c, turns := f.flow.read, f.turns
 	if c.boundary() {
 		// A window ends where one of the main flow's does: the newest, and one
-		// of this session. An end that was loaded can be older than where the
+		// of this database session. An end that was loaded can be older than where the
 		// fork stands, since the two are stored as far as each is acknowledged;
 		// going back to it with the fork's low bound would pass rows over.
 		switch w := s.window; {

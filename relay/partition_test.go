@@ -80,7 +80,7 @@ func TestAPartitionWithoutALeaderHoldsNothingElseUp(t *testing.T) {
 	if err != nil || len(st.Forks) != 1 || st.Forks[0].Partition != 1 || st.Forks[0].Backlog != 30 || st.Backlog != 30 || st.Forks[0].Reason == "" {
 		t.Errorf("backlog %d, forks %+v, %v", st.Backlog, st.Forks, err)
 	}
-	// It doesn't depend on this session.
+	// It doesn't depend on the relay that has set it aside.
 	r.end()
 	r = startRelay(t, pool, kafka, cfg)
 	publish("2 ")

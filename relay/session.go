@@ -60,7 +60,7 @@ type session struct {
 	ending   bool  // no goroutine starts any more
 	closed   bool  // as the channel closing
 	main     flow
-	window   cursor // the newest window that the main flow has opened in this session
+	window   cursor // the newest window that the main flow has opened in this database session
 	pairLow  int64  // L of the newest committed pair
 	stale    bool   // the pair should be made anew
 	topics   map[string]*topic
