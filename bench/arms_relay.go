@@ -4,6 +4,8 @@ import (
 	"context"
 	"io"
 	"log/slog"
+	"os"
+	"runtime/debug"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -26,6 +28,9 @@ func fenceline(ctx context.Context, j job, ready func()) error {
 		return err
 	}
 	defer publisher.Close()
+	if os.Getenv("GOMEMLIMIT") == "" {
+		debug.SetMemoryLimit(32 << 20) // as "relay run" does
+	}
 	ready()
 	return relay.Run(ctx, pool, publisher, relay.Config{Logger: quiet})
 }

@@ -27,6 +27,7 @@ type committer struct {
 	shared bool // the pool is another committer's
 	fences *fencing.Fences
 	leases []*fencing.Lease
+	group  *committer // commits of all keys share transactions; nil where nobody asks for it
 	n      atomic.Int64
 }
 
@@ -44,6 +45,8 @@ var commitArms = []commitArm{
 	{name: "hand-written fence", note: "BEGIN, lock and compare the token, receipt, business row, outbox row, COMMIT, one after the other; no history, no lives, no sequence", commit: handWritten},
 	{name: "fenceline, callback", note: "Lease.Commit", commit: fencedCallback},
 	{name: "fenceline, batch", note: "Lease.CommitBatch", commit: fencedBatch},
+	{name: "fenceline, callback, group commit", note: "the same with Config.GroupCommit 2 and LeaseConfig.CoalesceCallbacks: what waits shares a transaction, whatever its keys", commit: grouped(fencedCallback)},
+	{name: "fenceline, batch, group commit", note: "Lease.CommitBatch with Config.GroupCommit 2", commit: grouped(fencedBatch)},
 	{name: "one hot key: plain", note: "four round trips, an update of the key's row among them in place of an insert", hot: true, commit: plainHot},
 	{name: "one hot key: hand-written fence", note: "as above", hot: true, commit: handWritten},
 	{name: "one hot key: fenceline alone", note: "each commit its own transaction", hot: true, commit: fencedAlone},
@@ -95,22 +98,35 @@ func newCommitter(ctx context.Context, dsn string, wake func()) (*committer, err
 			return nil, err
 		}
 	}
-	return c, c.acquire(ctx, "bench", wake)
+	return c, c.acquire(ctx, "bench", fencing.Config{Wake: wake}, fencing.LeaseConfig{})
 }
 
 // another commits to the same database with leases of its own.
 func (c *committer) another(ctx context.Context, wake func()) (*committer, error) {
 	o := &committer{pool: c.pool, shared: true}
-	return o, o.acquire(ctx, "other", wake)
+	return o, o.acquire(ctx, "other", fencing.Config{Wake: wake}, fencing.LeaseConfig{})
 }
 
-func (c *committer) acquire(ctx context.Context, prefix string, wake func()) (err error) {
-	c.fences, err = fencing.New(ctx, c.pool, fencing.Config{Holder: "bench", Wake: wake, Logger: slog.New(slog.DiscardHandler)})
+// withGroup gives the committer another whose commits of all keys share
+// transactions.
+func (c *committer) withGroup(ctx context.Context) error {
+	c.group = &committer{pool: c.pool, shared: true}
+	return c.group.acquire(ctx, "group", fencing.Config{GroupCommit: 2}, fencing.LeaseConfig{CoalesceCallbacks: 32})
+}
+
+// grouped has that one commit.
+func grouped(commit func(ctx context.Context, c *committer, n int64) error) func(ctx context.Context, c *committer, n int64) error {
+	return func(ctx context.Context, c *committer, n int64) error { return commit(ctx, c.group, n) }
+}
+
+func (c *committer) acquire(ctx context.Context, prefix string, cfg fencing.Config, lease fencing.LeaseConfig) (err error) {
+	cfg.Holder, cfg.Logger, lease.TTL = "bench", slog.New(slog.DiscardHandler), time.Hour
+	c.fences, err = fencing.New(ctx, c.pool, cfg)
 	if err != nil {
 		return err
 	}
 	for i := range commitKeys {
-		l, err := c.fences.Acquire(ctx, fmt.Sprintf("%s/%d", prefix, i), fencing.LeaseConfig{TTL: time.Hour})
+		l, err := c.fences.Acquire(ctx, fmt.Sprintf("%s/%d", prefix, i), lease)
 		if err != nil {
 			return err
 		}
@@ -120,6 +136,9 @@ func (c *committer) acquire(ctx context.Context, prefix string, wake func()) (er
 }
 
 func (c *committer) close() {
+	if c.group != nil {
+		c.group.close()
+	}
 	for _, l := range c.leases {
 		_ = l.Release(context.Background())
 	}
@@ -283,6 +302,9 @@ func (b *bench) commit(ctx context.Context) (*figures, error) {
 		return f, err
 	}
 	defer c.close()
+	if err := c.withGroup(ctx); err != nil {
+		return f, err
+	}
 	var trials []trial
 	for i := range commitArms {
 		a := &commitArms[i]
