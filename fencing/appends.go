@@ -15,8 +15,18 @@ import (
 // of events is that of the commits, and of the calls of each. An error of a
 // joined call is nobody's by name; asked again alone, it is.
 type appends struct {
+	group      bool           // of several keys
+	calls      []*gate.Append // of a group
 	statements []statement
 	topics     map[string]int // where in statements
+}
+
+// sent is what is to be sent for the calls that were taken.
+func (a *appends) sent(f *Fences) []statement {
+	if len(a.calls) > 0 {
+		return []statement{f.appendGroup(a.calls)}
+	}
+	return a.statements
 }
 
 // along is the append that a gate takes along in the call of a batch of its own:
@@ -59,6 +69,10 @@ func (a *appends) take(f *Fences, s statement) bool {
 	call, ok := s.args[0].(*gate.Append)
 	if !ok {
 		return false
+	}
+	if a.group {
+		a.calls = append(a.calls, call)
+		return true
 	}
 	i, ok := a.topics[call.Topic]
 	if !ok {

@@ -52,6 +52,10 @@ func (f *Fences) CommitBatch(ctx context.Context, pos Position, content Content,
 	if err != nil {
 		return Receipt{}, err
 	}
+	if f.group != nil {
+		receipt, err := f.group.join(ctx, m)
+		return f.followed(ctx, m.gate, receipt, err)
+	}
 	if err := f.inTurn(ctx, m); err != nil {
 		return Receipt{}, err
 	}
@@ -91,6 +95,8 @@ type member struct {
 	alone bool          // goes without company
 	done  chan struct{} // closed when the answer is there
 
+	single chan struct{} // closed when it is to go alone, by its caller
+
 	gone bool // the callback has panicked: nobody waits for the answer
 
 	at       time.Time
@@ -109,7 +115,7 @@ func (f *Fences) member(pos Position, content Content, timeout time.Duration, bu
 	if err := b.build(build); err != nil {
 		return nil, err
 	}
-	m := &member{gate: Gate{pos, content}, timeout: timeout, batch: b, done: make(chan struct{})}
+	m := &member{gate: Gate{pos, content}, timeout: timeout, batch: b, done: make(chan struct{}), single: make(chan struct{})}
 	m.alone = slices.ContainsFunc(b.queued, func(s statement) bool { return sqltext.ChangesSettings(s.sql) })
 	return m, nil
 }
@@ -143,9 +149,9 @@ func (f *Fences) commitMembers(ctx context.Context, conn *pgxpool.Conn, members 
 	sent := []statement{{sql: f.sql.begin}}
 	together := len(members) > 1
 	along := -1 // which statement of the one member goes with the gate
-	var appends appends
+	appends := appends{group: mixed(members)}
 	if together {
-		sent = append(sent, f.enterMany(members))
+		sent = append(sent, f.enterStatementFor(members))
 	}
 	first := make([]int, len(members)+1) // of each member's queued statements
 	for i, m := range members {
@@ -169,9 +175,12 @@ func (f *Fences) commitMembers(ctx context.Context, conn *pgxpool.Conn, members 
 		}
 	}
 	first[len(members)] = len(sent)
-	sent = append(sent, appends.statements...)
+	sent = append(sent, appends.sent(f)...)
 	o = f.finish(ctx, conn.Conn(), sent)
 	f.rollback(conn)
+	if o.at == gateAt {
+		notTogether(members, o.err)
+	}
 	culprit = -1
 	for i, m := range members {
 		m.receipt = Receipt{}
@@ -202,6 +211,14 @@ func (m *member) isRefused() bool {
 	return ok && r.Evidence.Step == m.gate.Content.Step
 }
 
+// enterStatementFor is the gate of several members.
+func (f *Fences) enterStatementFor(members []*member) statement {
+	if mixed(members) {
+		return f.enterGroup(members)
+	}
+	return f.enterMany(members)
+}
+
 // enterMany is the gate of several members, all of one position.
 func (f *Fences) enterMany(members []*member) statement {
 	n := len(members)
@@ -213,7 +230,7 @@ func (f *Fences) enterMany(members []*member) statement {
 	p := members[0].gate.Position
 	return statement{
 		sql:  f.sql.enterMany,
-		args: []any{p.Key, p.Epoch, p.Token, steps, algorithms, digests, members[0].timeout},
+		args: []any{p.Key, p.Epoch, p.Token, steps, algorithms, digests, shortest(members)},
 		read: func(row pgx.Row) error {
 			var at time.Time
 			err := row.Scan(&at)

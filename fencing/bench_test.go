@@ -46,6 +46,7 @@ type bench struct {
 	fences *fencing.Fences
 	pool   *pgxpool.Pool
 	leases []*fencing.Lease
+	group  []*fencing.Lease // of a process that lets commits of different keys share transactions
 	n      atomic.Int64
 }
 
@@ -75,6 +76,13 @@ func newBench(t testing.TB, keys int) *bench {
 	b.pool = benchPool(t, u.String())
 	b.fences, err = fencing.New(ctx, b.pool, fencing.Config{Holder: "bench", Logger: quiet()})
 	must(err)
+	group, err := fencing.New(ctx, b.pool, fencing.Config{Holder: "bench", Logger: quiet(), GroupCommit: benchEnv("FENCELINE_BENCH_LANES", 2)})
+	must(err)
+	b.group = make([]*fencing.Lease, keys)
+	for i := range b.group {
+		b.group[i], err = group.Acquire(ctx, fmt.Sprintf("group/%04d", i), fencing.LeaseConfig{TTL: time.Hour, CoalesceCallbacks: 32})
+		must(err)
+	}
 	b.leases = make([]*fencing.Lease, keys)
 	for i := range b.leases {
 		cfg := fencing.LeaseConfig{TTL: time.Hour}
@@ -85,7 +93,7 @@ func newBench(t testing.TB, keys int) *bench {
 		must(err)
 	}
 	t.Cleanup(func() {
-		for _, l := range b.leases {
+		for _, l := range slices.Concat(b.leases, b.group) {
 			_ = l.Release(ctx)
 		}
 	})
@@ -157,6 +165,14 @@ var (
 	}}
 	batched = arm{"batch", func(b *bench, n int64) error {
 		_, err := b.lease(n).CommitBatch(ctx, benchContent(n), fill)
+		return err
+	}}
+	groupedCallback = arm{"callback, group commit", func(b *bench, n int64) error {
+		_, err := b.group[n%int64(len(b.group))].Commit(ctx, benchContent(n), benchWrite)
+		return err
+	}}
+	grouped = arm{"batch, group commit", func(b *bench, n int64) error {
+		_, err := b.group[n%int64(len(b.group))].CommitBatch(ctx, benchContent(n), fill)
 		return err
 	}}
 	hotAlone = arm{"one hot key, alone", func(b *bench, n int64) error {
@@ -288,7 +304,7 @@ func longRun() bool { return os.Getenv("FENCELINE_LONG") != "" }
 
 func BenchmarkCommitAgainstAPlainTransaction(tb *testing.B) {
 	b := newBench(tb, benchKeys)
-	arms := []arm{plainFour, plainPipelined, callback, batched, hotAlone, hotCoalesced, hotCallbackAlone, hotCallback}
+	arms := []arm{plainFour, plainPipelined, callback, groupedCallback, batched, grouped, hotAlone, hotCoalesced, hotCallbackAlone, hotCallback}
 	rounds := b.compare(arms, benchEnv("FENCELINE_BENCH_ROUNDS", 7), time.Second)
 	var out strings.Builder
 	fmt.Fprintf(&out, "PostgreSQL %s, %d workers, %d keys, %d rounds\n", b.server.Version(), benchWorkers, benchKeys, len(rounds))

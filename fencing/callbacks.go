@@ -104,7 +104,7 @@ func (f *Fences) commitCompany(ctx context.Context, conn *pgxpool.Conn, members 
 		return outcome{fate: refused, at: -1, err: err}, at
 	}
 	var sent []statement
-	var appends appends
+	appends := appends{group: mixed(members)}
 	first := make([]int, len(members)+1)
 	// The receipts of all were in a transaction that was ended in their midst, and
 	// may be committed; so nobody is asked again, which would be answered as
@@ -155,7 +155,7 @@ func (f *Fences) commitCompany(ctx context.Context, conn *pgxpool.Conn, members 
 		}
 	}
 	first[len(members)] = len(sent)
-	sent = append(sent, appends.statements...)
+	sent = append(sent, appends.sent(f)...)
 	o = f.finish(ctx, conn.Conn(), sent)
 	if o.notPassed() && (slices.Contains(checks, o.at) || o.at >= first[len(members)]) {
 		return torn(o.err)
@@ -185,12 +185,13 @@ func (f *Fences) enterCompany(ctx context.Context, conn *pgxpool.Conn, members [
 	}
 	b := &pgx.Batch{}
 	b.Queue(f.sql.begin)
-	enter := f.enterMany(members)
+	enter := f.enterStatementFor(members)
 	b.Queue(enter.sql, enter.args...).QueryRow(enter.read)
 	err = conn.SendBatch(ctx, b).Close()
 	if err == nil {
 		return -1, nil
 	}
+	notTogether(members, err)
 	refusal := translate(err)
 	r, ok := errors.AsType[*RefusedError](refusal)
 	for i, m := range members {

@@ -3,9 +3,9 @@ package fencing
 import (
 	"context"
 	"fmt"
-	"runtime"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -14,7 +14,8 @@ import (
 // the flush of the one before. Those of the batch shape under one lease all come
 // from one process, so what is waiting when the chain is free goes together, in
 // one transaction with one flush. Each member has its own receipt, and its own
-// answer.
+// answer. By option ([Config.GroupCommit]) those of other keys go with them, see
+// group.go.
 const (
 	// coalesceStatements bounds what one transaction runs, whatever its members
 	// queue; one of them may have more by itself.
@@ -22,19 +23,40 @@ const (
 	// coalesceTries is in how many transactions that fail a commit takes part
 	// before it goes alone.
 	coalesceTries = 2
+	// gatherTime is the part of its last transaction's time that a lane waits for
+	// those that were in it.
+	gatherTime = 4
 )
 
-// line is the queue of a lease, for commits of one shape. It runs while somebody
-// waits in it.
+// line is a queue for commits of one shape: of a lease, or of all keys. It runs
+// while somebody waits in it.
 type line struct {
-	f    *Fences
-	max  int                                                                                       // members of a transaction
-	send func(ctx context.Context, conn *pgxpool.Conn, members []*member) (o outcome, culprit int) // commitMembers or commitCallbacks
+	f      *Fences
+	max    int                                                                                       // members of a transaction
+	send   func(ctx context.Context, conn *pgxpool.Conn, members []*member) (o outcome, culprit int) // commitMembers or commitCallbacks
+	shared bool                                                                                      // by all keys: then nobody goes alone in it
+
+	width int // how many lanes
 
 	mu      sync.Mutex
 	waiting []*member
-	running bool
-	empty   context.CancelFunc // ends the wait for a connection
+	lanes   map[*lane]struct{}  // those that run
+	aloft   map[string]struct{} // the keys in the transactions under way
+	inside  int                 // members in them
+}
+
+// lane is one transaction after the other.
+type lane struct {
+	turn     int                // how many transactions it has done
+	took     time.Duration      // its last transaction
+	share    int                // how many members the next one is to have
+	gathered chan struct{}      // closed when so many wait; nil when the lane isn't gathering
+	slow     bool               // its transaction takes so long that another lane runs in its place
+	empty    context.CancelFunc // ends the wait for a connection; nil where it doesn't wait
+}
+
+func newLine(f *Fences, width, most int, send func(ctx context.Context, conn *pgxpool.Conn, members []*member) (outcome, int)) *line {
+	return &line{f: f, max: most, width: width, send: send, lanes: map[*lane]struct{}{}, aloft: map[string]struct{}{}}
 }
 
 // commit waits for the member's answer. A context that ends takes it out of the
@@ -46,9 +68,12 @@ func (q *line) commit(ctx context.Context, m *member) (Receipt, error) {
 	m.ctx = ctx
 	q.mu.Lock()
 	q.waiting = append(q.waiting, m)
-	if !q.running {
-		q.running = true
-		go q.run()
+	q.start()
+	for l := range q.lanes {
+		if l.gathered != nil && len(q.waiting) >= l.share {
+			close(l.gathered)
+			l.gathered = nil
+		}
 	}
 	q.mu.Unlock()
 	over := ctx.Done()
@@ -59,6 +84,8 @@ func (q *line) commit(ctx context.Context, m *member) (Receipt, error) {
 				panic(m.panicked)
 			}
 			return m.receipt, m.err
+		case <-m.single:
+			return q.f.byItself(ctx, m)
 		case b := <-m.baton:
 			m.play(b)
 		case <-over:
@@ -78,37 +105,83 @@ func (q *line) leave(m *member) bool {
 		return false
 	}
 	q.waiting = slices.Delete(q.waiting, i, i+1)
-	if len(q.waiting) == 0 && q.empty != nil {
-		q.empty()
+	if len(q.waiting) == 0 {
+		for l := range q.lanes {
+			if l.empty != nil {
+				l.empty()
+			}
+		}
 	}
 	return true
 }
 
-func (q *line) run() {
-	for q.once() {
+// start has another lane run, if there may be one. Called with mu held.
+func (q *line) start() {
+	if q.brisk() < q.width && len(q.lanes) < q.width+maxSlow {
+		l := &lane{}
+		q.lanes[l] = struct{}{}
+		go q.run(l)
 	}
+}
+
+// brisk counts the lanes that run and aren't held up. Called with mu held.
+func (q *line) brisk() (n int) {
+	for l := range q.lanes {
+		if !l.slow {
+			n++
+		}
+	}
+	return n
+}
+
+// heldUp lets others go on beside a transaction that takes long: it waits for its
+// fence, or for something else that is its own affair.
+func (q *line) heldUp(l *lane, turn int) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if l.turn != turn { // it is done
+		return
+	}
+	l.slow = true
+	if q.first() >= 0 {
+		q.start()
+	}
+}
+
+func (q *line) run(l *lane) {
+	for q.once(l) {
+	}
+}
+
+// first is the first one in line whose key is in no transaction under way; -1 if
+// there is none. The lane in whose transaction the key is comes back for it.
+// Called with mu held.
+func (q *line) first() int {
+	return slices.IndexFunc(q.waiting, func(m *member) bool {
+		_, up := q.aloft[m.gate.Position.Key]
+		return !up
+	})
 }
 
 // once commits one transaction's worth of members. They stay in line until
 // there is a connection, so that they can leave, and that more can come.
-func (q *line) once() bool {
+func (q *line) once(l *lane) bool {
+	q.gather(l)
 	q.mu.Lock()
-	if len(q.waiting) == 0 {
-		q.running = false
+	first := q.first()
+	if first < 0 || q.brisk() > q.width {
+		delete(q.lanes, l)
 		q.mu.Unlock()
 		return false
 	}
-	ctx, cancel := context.WithCancel(context.WithoutCancel(q.waiting[0].ctx)) // its values are for tracing
+	ctx, cancel := context.WithCancel(context.WithoutCancel(q.waiting[first].ctx)) // its values are for tracing
 	defer cancel()
-	q.empty = cancel
+	l.empty = cancel
 	q.mu.Unlock()
 
 	conn, err := q.f.connection(ctx)
-	// Who has been answered by the transaction before is about to come again:
-	// they are let in first, or every second transaction has few members.
-	runtime.Gosched()
 	q.mu.Lock()
-	q.empty = nil
+	l.empty = nil
 	if err != nil {
 		failed := slices.Clone(q.waiting) // what is deleted below is cleared
 		if ctx.Err() != nil {
@@ -122,13 +195,20 @@ func (q *line) once() bool {
 		return true
 	}
 	defer conn.Release()
-	members := q.take()
+	members, turn := q.take(), l.turn
+	q.inside += len(members)
+	if len(members) > 0 && q.first() >= 0 { // more than go in one transaction
+		q.start()
+	}
 	q.mu.Unlock()
 	if len(members) == 0 {
 		return true
 	}
 
-	again := members
+	if q.shared {
+		defer time.AfterFunc(laneTime, func() { q.heldUp(l, turn) }).Stop()
+	}
+	again, sent := members, time.Now()
 	func() {
 		defer func() {
 			if p := recover(); p != nil { // of an argument's own encoder
@@ -138,38 +218,91 @@ func (q *line) once() bool {
 		o, culprit := q.send(ctx, conn, members)
 		again = settle(members, o, culprit)
 	}()
-	if len(again) > 0 {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	l.slow, l.took = false, time.Since(sent)
+	l.turn++
+	q.inside -= len(members)
+	// As many for each lane, of all that commit at present.
+	l.share = q.share(len(members))
+	for _, m := range members {
+		delete(q.aloft, m.gate.Position.Key)
+	}
+	if q.shared {
+		again = slices.DeleteFunc(again, func(m *member) bool {
+			if m.alone {
+				close(m.single)
+			}
+			return m.alone
+		})
+	}
+	q.waiting = slices.Insert(q.waiting, 0, again...)
+	return true
+}
+
+// share is how many members of those that commit at present come to a lane: those
+// that wait, are under way, or have just been answered. Called with mu held.
+func (q *line) share(answered int) int {
+	return min(q.max, (len(q.waiting)+q.inside+answered+q.width-1)/q.width)
+}
+
+// gather lets the lane's share of members come before it goes on: those that it
+// has just answered are about to. Otherwise every second transaction would have
+// few, and the lanes would get in each other's way. It lasts for a part of the
+// time that the last transaction took at most, so that nobody's commit takes much
+// longer for it.
+func (q *line) gather(l *lane) {
+	q.mu.Lock()
+	if len(q.waiting) >= l.share {
+		q.mu.Unlock()
+		return
+	}
+	gathered := make(chan struct{})
+	l.gathered = gathered
+	q.mu.Unlock()
+	t := time.NewTimer(l.took / gatherTime)
+	defer t.Stop()
+	select {
+	case <-gathered:
+	case <-t.C:
 		q.mu.Lock()
-		q.waiting = slices.Insert(q.waiting, 0, again...)
+		l.gathered = nil
 		q.mu.Unlock()
 	}
-	return true
 }
 
 // take chooses who goes together: those who came first, as many as may. Two
 // attempts of one step cannot be in one transaction: the second one waits for
-// the first one's receipt.
+// the first one's receipt. Nor can two positions of a key, of which one is stale
+// at the least, or a key that is in another transaction of the line, whose lock
+// it would wait for.
 func (q *line) take() []*member {
+	type step struct{ key, name string }
+	most := q.share(0) // lanes that are as full as each other get least in each other's way
 	var together, stay []*member
-	steps, statements := map[string]bool{}, 0
+	positions, steps, statements := map[string]Position{}, map[step]bool{}, 0
 	for i, m := range q.waiting {
-		n := 1
+		n, pos := 1, m.gate.Position
 		if m.batch != nil {
 			n += len(m.batch.queued)
 		}
-		switch {
-		case len(together) == q.max || len(together) > 0 && together[0].alone:
+		if len(together) == most || len(together) > 0 && together[0].alone {
 			stay = append(stay, q.waiting[i:]...)
-		case len(together) > 0 && (m.alone || m.gate.Position != together[0].gate.Position || steps[m.gate.Content.Step] || statements+n > coalesceStatements):
+			break
+		}
+		_, up := q.aloft[pos.Key]
+		other, known := positions[pos.Key]
+		if up || known && other != pos ||
+			len(together) > 0 && (m.alone || steps[step{pos.Key, m.gate.Content.Step}] || statements+n > coalesceStatements) {
 			stay = append(stay, m)
 			continue
-		default:
-			together = append(together, m)
-			steps[m.gate.Content.Step] = true
-			statements += n
-			continue
 		}
-		break
+		together = append(together, m)
+		positions[pos.Key], steps[step{pos.Key, m.gate.Content.Step}] = pos, true
+		statements += n
+	}
+	for key := range positions {
+		q.aloft[key] = struct{}{}
 	}
 	q.waiting = stay
 	return together
@@ -190,7 +323,7 @@ func settle(members []*member, o outcome, culprit int) (again []*member) {
 			// are of other steps.
 			i == culprit && (m.err == nil || definite(m.err)):
 			close(m.done)
-		case i == culprit, m.tries >= coalesceTries:
+		case i == culprit, m.alone, m.tries >= coalesceTries:
 			// The error may be due to what the others have written: alone, it
 			// has none but its own.
 			m.alone = true

@@ -64,7 +64,10 @@
 //
 // docs/performance.md has what they cost. Callbacks of a lease share a transaction
 // only where [LeaseConfig.CoalesceCallbacks] says so, since each then sees what
-// those before it have written; and several keys have no shape of one round trip.
+// those before it have written. With [Config.GroupCommit] the commits of all keys
+// that wait at the same time share transactions (a group commit), each with a gate,
+// a receipt and an answer of its own: where many small commits come at once, that
+// is as cheap as no fence at all. Several keys have no shape of one round trip.
 //
 // # The answers
 //

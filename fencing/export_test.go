@@ -8,6 +8,13 @@ func WaitInLine(l *Lease, n int) { waitInLine(l.line, n) }
 // WaitForCallbacks waits until n callbacks stand in a lease's line.
 func WaitForCallbacks(l *Lease, n int) { waitInLine(l.calls, n) }
 
+// WaitInGroup waits until n commits of the batch shape stand in the line of all
+// keys.
+func WaitInGroup(f *Fences, n int) { waitInLine(f.group, n) }
+
+// WaitForGroupCallbacks waits until n callbacks stand in the line of all keys.
+func WaitForGroupCallbacks(f *Fences, n int) { waitInLine(f.groupCalls, n) }
+
 func waitInLine(q *line, n int) {
 	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
 		q.mu.Lock()

@@ -29,6 +29,19 @@ type Config struct {
 	// session, so that a paused holder cannot block the takeover. A commit by
 	// lease uses the lease's own. At most one day. Defaults to 15 s.
 	GateTimeout time.Duration
+	// GroupCommit is how many transactions at a time carry the commits of the
+	// batch shape of this process, of whatever keys: what comes while all are under
+	// way waits, and goes together in the next one (a group commit). So do callbacks
+	// under leases with [LeaseConfig.CoalesceCallbacks]. Each has its own gate, its
+	// own receipt and its own answer; one that fails takes no other with it. It
+	// makes many small commits cheaper, and each wait for company: good is 1 or 2.
+	// What commits of different keys lock besides their fences is then locked
+	// together, in the order of their coming, until the slowest of them is done: two
+	// transactions that lock rows which several keys share (a counter, say) can meet
+	// in a deadlock, which the database ends for one of them; its commits go again, and
+	// one by one in the end. A lease with [LeaseConfig.Coalesce] 1 takes no part.
+	// Defaults to 0: only commits of the same key share transactions.
+	GroupCommit int
 	// System selects the toolkit's own leases, whose keys begin with
 	// "fenceline:" (the relay's), and the functions that its role may call.
 	// Defaults to false.
@@ -78,6 +91,8 @@ func (c Config) validate() error {
 		return &InvalidError{"holder", "is not 1 to 255 bytes of UTF-8"}
 	case c.CommitTimeout < 0:
 		return &InvalidError{"commit timeout", fmt.Sprintf("is %v, want a positive duration", c.CommitTimeout)}
+	case c.GroupCommit < 0 || c.GroupCommit > maxGroupCommit:
+		return &InvalidError{"group commit", fmt.Sprintf("is %d, want 0 to %d transactions", c.GroupCommit, maxGroupCommit)}
 	case c.GateTimeout < 0 || c.GateTimeout > 24*time.Hour:
 		return &InvalidError{"gate timeout", fmt.Sprintf("is %v, want a positive duration of at most 24 h", c.GateTimeout)}
 	}
@@ -95,6 +110,8 @@ type Fences struct {
 	cfg   Config
 	sql   statements
 	turns turns // of commits of the batch shape
+
+	group, groupCalls *line // of all keys, by shape; nil without Config.GroupCommit
 
 	mu       sync.Mutex
 	contests map[string]*contest // who campaigns in this process, by key
@@ -132,6 +149,9 @@ func New(ctx context.Context, pool *pgxpool.Pool, cfg Config) (*Fences, error) {
 	}
 	if err := checkDatabase(ctx, pool, cfg); err != nil {
 		return nil, pooled(err)
+	}
+	if cfg.GroupCommit > 0 {
+		f.group, f.groupCalls = f.newGroup(f.commitMembers), f.newGroup(f.commitCallbacks)
 	}
 	return f, nil
 }

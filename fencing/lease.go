@@ -17,8 +17,8 @@ type Lease struct {
 
 	ctx    context.Context
 	cancel context.CancelCauseFunc
-	line   *line // of its commits of the batch shape
-	calls  *line // of those of the callback shape; nil where each has a transaction of its own
+	line   *line // for its commits of the batch shape
+	calls  *line // for those of the callback shape; nil where each has a transaction of its own
 
 	mu      sync.Mutex
 	pos     Position    // changes by rotation alone
@@ -31,10 +31,8 @@ type Lease struct {
 // hold makes the handle of a lease that, in the database, expires at the given
 // local time or later.
 func (f *Fences) hold(pos Position, cfg LeaseConfig, expires time.Time) *Lease {
-	l := &Lease{f: f, pos: pos, cfg: cfg, line: &line{f: f, max: cfg.Coalesce, send: f.commitMembers}}
-	if cfg.CoalesceCallbacks > 1 {
-		l.calls = &line{f: f, max: cfg.CoalesceCallbacks, send: f.commitCallbacks}
-	}
+	l := &Lease{f: f, pos: pos, cfg: cfg}
+	l.line, l.calls = f.lines(cfg)
 	l.ctx, l.cancel = context.WithCancelCause(context.Background())
 	l.trusted = expires.Add(-cfg.Margin)
 	l.due = expires.Add(-cfg.TTL).Add(cfg.RenewEvery)
@@ -180,14 +178,15 @@ func (l *Lease) commitAt(ctx context.Context, pos Position, content Content, fn 
 	if err := errors.Join(content.validate(), isFunc(fn != nil)); err != nil {
 		return Receipt{}, err
 	}
-	m := &member{gate: Gate{pos, content}, timeout: l.cfg.GateTimeout, fn: fn, lease: l.ctx, baton: make(chan baton), done: make(chan struct{})}
+	m := &member{gate: Gate{pos, content}, timeout: l.cfg.GateTimeout, fn: fn, lease: l.ctx, baton: make(chan baton), done: make(chan struct{}), single: make(chan struct{})}
 	receipt, err := l.calls.commit(ctx, m)
 	return l.f.followed(ctx, m.gate, receipt, err)
 }
 
 // CommitBatch is [Fences.CommitBatch] under this lease, and shares the work:
 // what is waiting to be committed under the lease, of different steps, goes into
-// one transaction, up to [LeaseConfig.Coalesce] commits. Each has its own
+// one transaction, up to [LeaseConfig.Coalesce] commits; with
+// [Config.GroupCommit] also with those of other keys. Each has its own
 // receipt and its own answer; one that fails takes no other with it. Which of
 // several at once is first is open, and events of the key are in the order in
 // which they commit.
@@ -208,7 +207,7 @@ func (l *Lease) CommitBatch(ctx context.Context, content Content, build func(b *
 	if err != nil {
 		return Receipt{}, err
 	}
-	receipt, err := l.line.commit(ctx, m)
+	receipt, err := l.line.join(ctx, m)
 	receipt, err = l.f.followed(ctx, m.gate, receipt, err)
 	l.settled(content.Step, pos, receipt, err)
 	return receipt, err

@@ -54,7 +54,7 @@ func (f *Fences) announce(o outcome, statements []statement) {
 		return
 	}
 	for _, s := range statements {
-		if s.sql == f.sql.append {
+		if s.sql == f.sql.append || s.sql == f.sql.appendGroup {
 			f.cfg.Wake()
 			return
 		}

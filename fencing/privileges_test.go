@@ -18,7 +18,7 @@ import (
 // granted is what each role may do with the objects of the producer's part.
 // Whatever is not here must be refused with 42501.
 var granted = map[string]struct{ execute, read, readSome, sequences []string }{
-	schema.KindProducer: {execute: []string{"acquire", "renew", "release", "hand_over", "rotate", "history_follow", "enter", "enter_many", "set_result", "append", "append_one", "protect", "unprotect", "_refuse_write", "_refuse_truncate", "protected", "_with_partitions"}},
+	schema.KindProducer: {execute: []string{"acquire", "renew", "release", "hand_over", "rotate", "history_follow", "enter", "enter_many", "enter_group", "set_result", "append", "append_one", "append_group", "protect", "unprotect", "_refuse_write", "_refuse_truncate", "protected", "_with_partitions"}},
 	schema.KindAdvancer: {execute: []string{"advance", "history_follow"}},
 	schema.KindRelay: {
 		execute:   []string{"relay_acquire", "relay_renew", "relay_release", "relay_hand_over", "history_follow", "relay_checkpoint", "relay_meet", "relay_leave", "outbox_partitions", "outbox_rotate", "outbox_drop", "outbox_delete", "relay_held_auto", "relay_held_settle", "relay_topic_pin", "relay_topic_judge", "relay_republished"},
@@ -198,6 +198,7 @@ func TestADefinerFunctionPinsItsSearchPathAndTakesBaseTypes(t *testing.T) {
 
 // The calls of the outbox for one event: as one of several, and as the only one.
 const appendOne = `select fenceline.append($1, $2, $3, $4, 'results', array[gen_random_uuid()], array['t'], array['t'], array[null]::text[], array['s'], array[null]::text[], array[null]::text[], array[null]::bytea[])`
+const appendGrouped = `select fenceline.append_group(array[$1]::text[], array[$2]::bigint[], array[$3]::bigint[], array[$4]::text[], array['results'], array[gen_random_uuid()], array['t'], array['t'], array[null]::text[], array['s'], array[null]::text[], array[null]::text[], array[null]::bytea[], array[true])`
 const appendSingle = `select fenceline.append_one($1, $2, $3, $4, 'results', gen_random_uuid(), 't', 't', null, 's', null, null, null)`
 
 func TestAnAppendWithoutTheGateIsRefusedWhateverThePretence(t *testing.T) {
@@ -226,7 +227,7 @@ func TestAnAppendWithoutTheGateIsRefusedWhateverThePretence(t *testing.T) {
 			if err != nil {
 				t.Fatalf("the attack itself failed: %v", err)
 			}
-			for _, call := range []string{appendOne, appendSingle} {
+			for _, call := range []string{appendOne, appendSingle, appendGrouped} {
 				if got := sqlstateIn(w, tx, call, "k", pos.Epoch, pos.Token, "committed"); got != "FL007" {
 					t.Errorf("%s: %s, want FL007", call, got)
 				}
@@ -274,7 +275,7 @@ func passOfAnother(w *world) {
 		{nil, other.Epoch, other.Token, "s"},            // of null
 		{"L", other.Epoch, other.Token, "s"},            // spelt otherwise
 	} {
-		for _, call := range []string{appendOne, appendSingle} {
+		for _, call := range []string{appendOne, appendSingle, appendGrouped} {
 			if got := sqlstateIn(w, tx, call, claim...); got != "FL007" {
 				w.Errorf("%s for %v: %s, want FL007", call, claim, got)
 			}
@@ -302,7 +303,7 @@ func xidComesRoundAgain(w *world) {
 	var xid string
 	w.ok(tx.QueryRow(ctx, "select pg_current_xact_id()::text").Scan(&xid))
 	w.exec("update fenceline.receipt set xid = $1::text::xid8", xid)
-	for _, call := range []string{appendOne, appendSingle} {
+	for _, call := range []string{appendOne, appendSingle, appendGrouped} {
 		if got := sqlstateIn(w, tx, call, "k", pos.Epoch, pos.Token, "committed"); got != "FL007" {
 			w.Errorf("%s: %s, want FL007", call, got)
 		}

@@ -11,23 +11,25 @@ import (
 type statements struct {
 	begin, commit string
 
-	acquire, renew, release, enter, enterOne, enterMany, setResult, append, stillPassed, advance, handOver, rotate, follow string
+	acquire, renew, release, enter, enterOne, enterMany, enterGroup, setResult, append, appendGroup, stillPassed, advance, handOver, rotate, follow string
 }
 
 func newStatements(name string, system bool) statements {
 	x := func(template string) string { return schema.Expand(template, name) }
 	s := statements{
 		// Whatever the pool's default is: the check needs READ COMMITTED.
-		begin:     "begin isolation level read committed, read write",
-		commit:    "commit",
-		acquire:   x("select won, epoch, token, holder, expires_at, remaining, reserved from @schema@.acquire($1, $2, $3, $4, $5, $6, $7)"),
-		renew:     x("select key, epoch, token, ok from @schema@.renew($1, $2, $3, $4)"),
-		release:   x("select @schema@.release($1, $2, $3)"),
-		enter:     x("select @schema@.enter($1, $2, $3, $4, $5, $6, $7)"),
-		enterOne:  x("select @schema@.enter($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)"),
-		enterMany: x("select @schema@.enter_many($1, $2, $3, $4, $5, $6, $7)"),
-		setResult: x("select @schema@.set_result($1, $2, $3, $4, $5)"),
-		append:    x(gate.AppendSQL),
+		begin:       "begin isolation level read committed, read write",
+		commit:      "commit",
+		acquire:     x("select won, epoch, token, holder, expires_at, remaining, reserved from @schema@.acquire($1, $2, $3, $4, $5, $6, $7)"),
+		renew:       x("select key, epoch, token, ok from @schema@.renew($1, $2, $3, $4)"),
+		release:     x("select @schema@.release($1, $2, $3)"),
+		enter:       x("select @schema@.enter($1, $2, $3, $4, $5, $6, $7)"),
+		enterOne:    x("select @schema@.enter($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)"),
+		enterMany:   x("select @schema@.enter_many($1, $2, $3, $4, $5, $6, $7)"),
+		enterGroup:  x("select @schema@.enter_group($1, $2, $3, $4, $5, $6, $7)"),
+		setResult:   x("select @schema@.set_result($1, $2, $3, $4, $5)"),
+		append:      x(gate.AppendSQL),
+		appendGroup: x("select @schema@.append_group($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)"),
 		// Fails when the transaction is not the one that passed the gate: with an
 		// error, since a result would be read after COMMIT.
 		stillPassed: x("select 1 / @schema@.in_gate($1)::int"),

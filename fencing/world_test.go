@@ -120,11 +120,18 @@ func (w *world) workerAt(name, dsn string, conns int, edit ...func(*pgxpool.Conf
 		w.Fatal(err)
 	}
 	w.Cleanup(pool.Close)
-	fences, err := fencing.New(ctx, pool, fencing.Config{Holder: name, AllowUnsafeDatabase: true, Logger: quiet()})
+	return w.workerOn(pool, fencing.Config{Holder: name})
+}
+
+// workerOn is a worker with more to configure.
+func (w *world) workerOn(pool *pgxpool.Pool, cfg fencing.Config) *worker {
+	w.Helper()
+	cfg.AllowUnsafeDatabase, cfg.Logger = true, quiet()
+	fences, err := fencing.New(ctx, pool, cfg)
 	if err != nil {
 		w.Fatal(err)
 	}
-	return &worker{Fences: fences, w: w, name: name, pool: pool}
+	return &worker{Fences: fences, w: w, name: cfg.Holder, pool: pool}
 }
 
 // pid is the backend of the worker's connection, which must be idle.

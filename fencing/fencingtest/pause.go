@@ -105,7 +105,7 @@ func (t *tracer) TraceBatchStart(ctx context.Context, c *pgx.Conn, data pgx.Trac
 	queries := data.Batch.QueuedQueries
 	var p part
 	for _, q := range queries {
-		p.gate = p.gate || strings.Contains(q.SQL, ".enter(") || strings.Contains(q.SQL, ".enter_many(")
+		p.gate = p.gate || strings.Contains(q.SQL, ".enter(") || strings.Contains(q.SQL, ".enter_many(") || strings.Contains(q.SQL, ".enter_group(")
 	}
 	behind := c.PgConn().TxStatus() == 'T' // the gate's transaction is open: renewals and the like begin their own
 	p.commit = len(queries) > 0 && queries[len(queries)-1].SQL == "commit" && (p.gate || behind)
