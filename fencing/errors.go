@@ -189,7 +189,7 @@ func (e *BlockedError) Error() string {
 	if e.Own != 0 {
 		return fmt.Sprintf("fencing: fence of %q: %v of the same lease, which did not end within its gate timeout of %v: try again, but not from the callback of that commit, which would wait for itself", e.Key, ErrBlocked, e.Own)
 	}
-	return fmt.Sprintf("fencing: fence of %q: %v (backend pid %v): its session ends by the gate's timeout at the latest, try again", e.Key, ErrBlocked, e.PIDs)
+	return fmt.Sprintf("fencing: fence of %q: %v (backend pid %v): try again; the gate's timeout ends it when it idles, or stays in one statement, for so long, but not while it goes from statement to statement: one that doesn't end by itself is ended by pg_terminate_backend", e.Key, ErrBlocked, e.PIDs)
 }
 
 // Unwrap gives ErrBlocked.
