@@ -30,7 +30,7 @@ var headlines = []headline{
 	{"fenced commit around a callback", "commit", "ratio", "fenceline, callback", []string{"hand-written fence"}, false},
 	{"one hot key, to a plain transaction", "commit", "ratio", "one hot key: fenceline", []string{"one hot key: hand-written fence"}, false},
 	{"guarded apply, to none", "apply", "ratio", "fenceline", []string{"inbox table of ids", "inbox, one statement a batch"}, false},
-	{"four relays, to one", "scaling", "ratio", "four", nil, false},
+	{"four relays, to one, in the middle of a drain", "scaling", "ratio", "four", nil, false},
 	{"reads under a held snapshot, to free", "held", "reads", "fenceline", []string{"SKIP LOCKED, delete", "SKIP LOCKED, mark published"}, false},
 	{"commits under a held snapshot, to free", "held", "commits", "fenceline", []string{"SKIP LOCKED, delete", "SKIP LOCKED, mark published"}, false},
 	{"catching up after an outage, in outages", "outage", "ratio", "fenceline", []string{"Debezium, tuned"}, false},
