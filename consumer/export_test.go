@@ -1,6 +1,10 @@
 package consumer
 
-import "time"
+import (
+	"time"
+
+	"github.com/fenceline/fenceline/outbox"
+)
 
 // SetIdleGrace shortens how long a handler that doesn't heed its context may
 // hold its session, and gives the function that sets it back.
@@ -15,3 +19,6 @@ func Defaults() (Config, error) {
 	c := Config{Name: "x"}
 	return c, c.check()
 }
+
+// Passed is what an unreadable record's leaving of the park goes by.
+func (r *Row) Passed(rec *outbox.Record) bool { return r.passed(rec) }

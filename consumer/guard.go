@@ -87,6 +87,10 @@ type Result struct {
 	// Displaced says that the record had been parked before, and made room for one
 	// that comes before it. It is Unstored.
 	Displaced bool
+	// Err is set where a stored record can't be read any more: an
+	// [*UnreadableError]. It stays where it is, no row of the table was looked for,
+	// and it is told once for as long as the error is the same.
+	Err error
 	// Why is the reason that an operator gave for giving the event up, if it is
 	// Stale because of that.
 	Why string

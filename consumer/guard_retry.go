@@ -48,6 +48,10 @@ func (b *batch) redrive(e *entry, dead bool) error {
 				return nil
 			}
 			b.budget--
+			if letters[i].unreadable != nil {
+				b.buryUnreadable(&letters[i])
+				continue
+			}
 			if err := b.redriveDead(e, &letters[i].Delivery); err != nil {
 				return err
 			}
@@ -228,7 +232,7 @@ type retryStatements struct {
 func newRetryStatements(x func(string) string) retryStatements {
 	return retryStatements{
 		deadRetry: x(`
-select epoch, seq, kind, topic, partition, kafka_offset, headers, kafka_key, value, timestamp_ms, '', attempts, erased_at is not null
+select epoch, seq, kind, seq, topic, partition, kafka_offset, headers, kafka_key, value, timestamp_ms, '', attempts, erased_at is not null
   from @schema@.dead
  where consumer = $1 and stream = $2 and key = $3 and retry and discarded_at is null and erased_at is null
  order by epoch, seq limit $4`),

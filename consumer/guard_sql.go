@@ -132,11 +132,17 @@ update @schema@.parked
    set reason = 'failing', error = $7, attempts = attempts + 1, updated_at = clock_timestamp()
  where consumer = $1 and stream = $2 and key = $3 and epoch = $4 and seq = $5 and kind = $6`
 
+	// The same text twice is nothing new.
+	unreadableSQL = `
+update @schema@.parked
+   set error = $7, updated_at = clock_timestamp()
+ where consumer = $1 and stream = $2 and key = $3 and epoch = $4 and seq = $5 and kind = $6 and erased_at is null and error is distinct from $7`
+
 	failingSQL = `
 select exists (select from @schema@.parked
                 where consumer = $1 and stream = $2 and key = $3 and epoch = $4 and seq = $5 and kind = 'data' and reason = 'failing')`
 
-	parkedColumns = `epoch, seq, kind, topic, partition, kafka_offset, headers, kafka_key, value, timestamp_ms, reason, attempts, erased_at is not null`
+	parkedColumns = `epoch, seq, kind, from_seq, topic, partition, kafka_offset, headers, kafka_key, value, timestamp_ms, reason, attempts, erased_at is not null`
 
 	// What a guard at ($4, $5) with missed $6 may decide, in order: what it has
 	// passed, what may come next, and the beginnings of later lives.
@@ -197,7 +203,7 @@ values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $
 // statements are the above for one schema.
 type statements struct {
 	create, lock, streams, truncated, overflowing, dead, addStream, advance, move string
-	park, unpark, fail, failing, candidates, lowest, waiting, pending             string
+	park, unpark, fail, failing, unreadable, candidates, lowest, waiting, pending string
 	bury, unbury, quarantine                                                      string
 	limitStatements
 	retryStatements
@@ -210,7 +216,7 @@ func newStatements(name string) statements {
 	return statements{
 		create: x(createSQL), lock: x(lockSQL), streams: x(streamsSQL), truncated: x(truncatedSQL), overflowing: x(overflowingSQL), dead: x(deadSQL),
 		addStream: x(addStreamSQL), advance: x(advanceSQL), move: x(moveSQL),
-		park: x(parkSQL), unpark: x(unparkSQL), fail: x(failSQL), failing: x(failingSQL), candidates: x(candidatesSQL),
+		park: x(parkSQL), unpark: x(unparkSQL), fail: x(failSQL), failing: x(failingSQL), unreadable: x(unreadableSQL), candidates: x(candidatesSQL),
 		lowest: x(lowestSQL), waiting: x(waitingSQL), pending: x(pendingSQL),
 		bury: x(buryDeadSQL), unbury: x(unburySQL), quarantine: x(quarantineSQL),
 		limitStatements: newLimitStatements(x), retryStatements: newRetryStatements(x),

@@ -16,7 +16,8 @@ import (
 // Mapping reads a Kafka record. Its input is untrusted: it must answer
 // anything that it can't read with an error, and never panic; the record is
 // then quarantined, and the partition goes on. The same bytes at the same place
-// must give the same result each time, since what is parked is read again.
+// must give the same result each time, since what is parked is read again: see
+// [UnreadableError] for what becomes of a record that a changed one can't read.
 //
 // [Wire] reads what the relay publishes, [CloudEvents] and [Debezium] what
 // others do. A mapping of your own can call these for some topics.

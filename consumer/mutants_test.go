@@ -77,6 +77,12 @@ var mutants = []mutant{
 		"if at == r.to && at < end && !r.began.IsZero() {", "if false {", "TestReadingAgainLeavesTimeForWhatIsNew"},
 	{"a reading of what did not fit right behind another", "run_again.go",
 		"now.Sub(r.ended) >= pause && ", "now.Sub(r.ended) >= min(pause, 0) && ", "TestReadingAgainLeavesTimeForWhatIsNew"},
+	{"an unreadable record that ends the batch", "parked.go",
+		"			p.setUnreadable(at, from, topic, cause)\n", "			return p, cause\n", "TestAParkedRecordThatCantBeReadAnyMoreStandsAndEverythingElseGoesOn"},
+	{"an unreadable record that an unsettled guard has passed", "unreadable.go",
+		"return r.Settled && (", "return (", "TestOnlyASettledGuardHasPassedARecord"},
+	{"an operator who marks what he can't read", "unreadable.go",
+		"case b.operator || row.passed", "case row.passed", "TestAnOperatorDecidesAboutParkedRecordsThatHeCantRead"},
 	{"a redrive that forgets that the letter is dead", "guard_retry.go",
 		"	b.unbury(e, d)\n", "", "TestADeadLetterIsTriedAgainByTheConsumer"},
 }

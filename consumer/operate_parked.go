@@ -154,8 +154,14 @@ func (b *batch) turn(e *entry, epoch int64) (*Row, error) {
 	if err != nil || len(lowest) == 0 || lowest[0].Epoch != epoch {
 		return e.row, err
 	}
-	if dec := Decide(b.input(e, &lowest[0].Record, lowest[0].Partition)); dec.Outcome != Applied {
-		return e.row, nil
+	switch p := &lowest[0]; {
+	case p.unreadable == nil:
+		if dec := Decide(b.input(e, &p.Record, p.Partition)); dec.Outcome != Applied {
+			return e.row, nil
+		}
+	case p.reason != Failing || e.row.Blocked != Failing:
+		// Else the consumer, who could read it, has called its handler at this turn.
+		return nil, &RefusedError{"discard", p.unreadable.Position.String(), "it begins a life and can't be read here, so that whether its turn has come isn't known: set OperatorConfig.Mapping to the consumer's, or adopt the position behind it; " + clean(p.unreadable)}
 	}
 	entered := *e.row
 	entered.enter(epoch)

@@ -45,10 +45,20 @@ type storedRecord struct {
 	Delivery
 	reason Reason
 	erased bool // by an operator: it can't be applied any more
+	// unreadable is set where the mapping can't read it any more: it has its
+	// position then, and nothing else that could be decided by.
+	unreadable *UnreadableError
 }
 
 // retry decides a parked record again. gone says that it is parked no more.
 func (b *batch) retry(e *entry, p *storedRecord) (gone bool, err error) {
+	if p.unreadable != nil {
+		if !e.row.passed(&p.Record) {
+			return false, nil
+		}
+		b.unpark(e, p, e.row.passing(&p.Record))
+		return true, nil
+	}
 	dec := Decide(b.input(e, &p.Record, p.Partition))
 	switch {
 	case dec.Outcome == Applied && (p.reason == Failing || p.erased):
@@ -64,10 +74,15 @@ func (b *batch) retry(e *entry, p *storedRecord) (gone bool, err error) {
 	if _, err := b.carryOut(e, &p.Delivery, dec); err != nil {
 		return false, err
 	}
+	b.unpark(e, p, dec)
+	return true, nil
+}
+
+// unpark takes a record out of the park that has been decided.
+func (b *batch) unpark(e *entry, p *storedRecord, dec Decision) {
 	b.budget--
 	b.queue.Queue(b.g.sql.unpark, b.g.cfg.Consumer, p.Stream, p.Key, p.Epoch, p.Seq, string(p.kind())).Query(b.removing(e))
 	b.resumed = append(b.resumed, b.result(&p.Delivery, dec))
-	return true, nil
 }
 
 // reblock sets anew why the stream stands, by the lowest record that still
@@ -87,14 +102,8 @@ func (b *batch) reblock(e *entry) error {
 	}
 	delete(b.more, e.StreamKey)
 	if len(lowest) > 0 {
-		p := &lowest[0]
-		dec := Decide(b.input(&entry{StreamKey: e.StreamKey, row: &row}, &p.Record, p.Partition))
-		switch {
-		case dec.Outcome == Parked:
-			row.Blocked = dec.Reason
-		case p.reason == Failing || p.erased:
-			row.Blocked = Failing
-		default: // the transaction has done enough, or applies nothing
+		row.Blocked = b.stands(e, &row, &lowest[0])
+		if row.Blocked == "" { // the transaction has done enough, or applies nothing
 			row.Blocked = Gap
 			b.more[e.StreamKey] = true
 			if !e.recheck {
@@ -108,7 +117,10 @@ func (b *batch) reblock(e *entry) error {
 	return nil
 }
 
-// fetch reads stored records of a stream.
+// fetch reads stored records of a stream. That one can't be read any more is said
+// of that one (it was read once, but by another mapping, or it was changed): an
+// error would end the transaction of every record that has this one's stream go
+// on, and with it the consumer.
 func (b *batch) fetch(e *entry, sql string, args ...any) ([]storedRecord, error) {
 	rows, err := b.tx.Query(b.ctx, sql, args...)
 	if err != nil {
@@ -116,27 +128,31 @@ func (b *batch) fetch(e *entry, sql string, args ...any) ([]storedRecord, error)
 	}
 	page, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (p storedRecord, err error) {
 		var (
-			epoch, seq, offset, ms int64
-			kind, topic            string
-			partition, attempts    int
-			headers                [][]byte
-			raw                    KafkaRecord
+			at                  = Position{StreamKey: e.StreamKey}
+			from, offset, ms    int64
+			topic               string
+			partition, attempts int
+			headers             [][]byte
+			raw                 KafkaRecord
 		)
-		err = row.Scan(&epoch, &seq, &kind, &topic, &partition, &offset, &headers, &raw.Key, &raw.Value, &ms, &p.reason, &attempts, &p.erased)
+		err = row.Scan(&at.Epoch, &at.Seq, &at.Kind, &from, &topic, &partition, &offset, &headers, &raw.Key, &raw.Value, &ms, &p.reason, &attempts, &p.erased)
 		if err != nil {
 			return p, err
 		}
 		raw.Offset, raw.Time, raw.Headers = offset, time.UnixMilli(ms), wireHeaders(headers)
 		p.Delivery = b.g.cfg.Mapping.Delivery(Partition{topic, partition}, raw)
 		p.Attempt, p.Resumed, p.origin = attempts+1, true, fromPark
-		// It was parsed once, so it can be again, unless somebody has changed it.
-		if p.Malformed == nil && (p.Epoch != epoch || p.Seq != seq || string(p.kind()) != kind || p.Position().StreamKey != e.StreamKey) {
-			err = fmt.Errorf("consumer: the record parked at %s %d/%d says of itself %s", e.StreamKey, epoch, seq, p.Position())
+		cause := p.Malformed
+		if cause == nil {
+			cause = checkRecord(&p.Record)
 		}
-		if p.Malformed != nil {
-			err = fmt.Errorf("consumer: the record parked at %s %d/%d can't be read any more: %w", e.StreamKey, epoch, seq, p.Malformed)
+		if cause == nil && p.Position() != at {
+			cause = fmt.Errorf("consumer: the mapping makes %s of it", p.Position())
 		}
-		return p, err
+		if cause != nil {
+			p.setUnreadable(at, from, topic, cause)
+		}
+		return p, nil
 	})
 	if err != nil {
 		return nil, fmt.Errorf("consumer: reading the park of %s: %w", e.StreamKey, err)

@@ -201,6 +201,8 @@ func (p *partition) committed(results []Result, began time.Time) {
 		r := &results[i]
 		switch {
 		case r.Displaced:
+		case r.Err != nil:
+			p.log.Error("a stored record can't be read any more, and stays", "event", r.Position.String(), "offset", r.Offset, "outcome", r.Outcome, "err", r.Err)
 		case r.Reason == Malformed: // transact has said so, with the error
 		case r.Alarm || r.Outcome == DeadLettered || r.Outcome == Quarantined:
 			p.log.Error("the event was not applied", "event", r.Position.String(), "offset", r.Offset, "outcome", r.Outcome, "reason", r.Reason, "rule", r.Rule)
