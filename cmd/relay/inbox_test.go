@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -27,6 +28,17 @@ type inboxWorld struct {
 	conn                    *pgx.Conn
 	operator, reader, other cmdtest.Env
 	applied                 []string
+	prefix                  string // of the headers' names in what it reads
+}
+
+// ownFormat is the consumer's mapping, of which the commands know nothing: they
+// can read what has no prefix.
+func ownFormat(p consumer.Partition, r consumer.KafkaRecord) (outbox.Record, error) {
+	r.Headers = slices.Clone(r.Headers)
+	for i := range r.Headers {
+		r.Headers[i].Key = strings.TrimPrefix(r.Headers[i].Key, "own_")
+	}
+	return consumer.Wire(p, r)
 }
 
 func newInboxWorld(t *testing.T) *inboxWorld {
@@ -37,7 +49,7 @@ func newInboxWorld(t *testing.T) *inboxWorld {
 	}
 	w := &inboxWorld{t: t, dsn: dsn, operator: env("operator"), reader: env("monitor"), other: env("consumer")}
 	var err error
-	w.guard, err = consumer.NewGuard(consumer.GuardConfig{Consumer: "c", Streams: map[string]consumer.StreamConfig{"snap": {Policy: consumer.State}}})
+	w.guard, err = consumer.NewGuard(consumer.GuardConfig{Consumer: "c", Mapping: ownFormat, Streams: map[string]consumer.StreamConfig{"snap": {Policy: consumer.State}}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -75,8 +87,12 @@ func (w *inboxWorld) reads(stream string, failed error, seqs ...int64) {
 		if seq == 1 {
 			r.History = inboxEpoch
 		}
-		d := consumer.NewDelivery(consumer.Partition{Topic: stream}, consumer.KafkaRecord{
-			Offset: seq, Time: r.CreatedAt, Key: []byte(r.Key), Value: outbox.WireValue(&r), Headers: outbox.AppendWireHeaders(nil, &r)})
+		headers := outbox.AppendWireHeaders(nil, &r)
+		for i := range headers {
+			headers[i].Key = w.prefix + headers[i].Key
+		}
+		d := consumer.Mapping(ownFormat).Delivery(consumer.Partition{Topic: stream}, consumer.KafkaRecord{
+			Offset: seq, Time: r.CreatedAt, Key: []byte(r.Key), Value: outbox.WireValue(&r), Headers: headers})
 		d.Failed = failed
 		ds = append(ds, d)
 	}
@@ -162,6 +178,36 @@ func TestParkedStreamsAreListedShownAndDecidedAbout(t *testing.T) {
 			t.Errorf("the detail of %s is %s", e.Action, e.Detail)
 		}
 	}
+}
+
+// The commands read by the wire's mapping, whatever the consumer's is.
+func TestParkedRecordsThatTheCommandsCantReadAreDecidedAboutAllTheSame(t *testing.T) {
+	w := newInboxWorld(t)
+	w.prefix = "own_"
+	no := errors.New("no such account")
+	at := fmt.Sprintf(" -stream s -key a_key -epoch %d ", inboxEpoch)
+	decided := " -who alice -why ticket_7"
+	w.reads("s", nil, 1)
+	w.reads("s", no, 2)
+	w.reads("s", nil, 3, 5)
+	w.do(w.operator, 0, "parked retry -stream s -key a_key"+decided, "retried")
+	w.goesOn("s/2", "s/3")
+	w.do(w.operator, 0, "parked discard"+at+"-seq 4"+decided, "discarded")
+	w.goesOn("s/5")
+	w.reads("s", no, 6)
+	w.reads("s", nil, 7, 9)
+	w.do(w.operator, 0, "parked discard"+at+"-seq 6"+decided, "discarded")
+	w.goesOn("s/7")
+	w.do(w.operator, 0, "parked adopt -give-up"+at+"-seq 9"+decided, "adopted")
+	w.goesOn("s/9")
+	w.reads("s", no, 10)
+	w.reads("s", nil, 11)
+	w.do(w.operator, 0, "parked erase"+at+"-seq 10"+decided, "erased")
+	w.goesOn()
+	w.do(w.reader, 0, "parked list", "(failing): 2 parked")
+	w.do(w.operator, 0, "parked discard"+at+"-seq 10"+decided, "discarded")
+	w.goesOn("s/11")
+	w.do(w.reader, 0, "parked list", "no stream stands")
 }
 
 func TestDeadLettersAndQuarantineAreListedShownAndDecidedAbout(t *testing.T) {
