@@ -56,7 +56,7 @@ func TestEachRuleIsNeededByAScenario(t *testing.T) {
 		"no look at the history's beginning in a commit":      {"enter", "p_epoch >= h.since and", "", afterABump},
 		"any plan for the head, at the gate":                  {"enter", " SET enable_seqscan TO 'off'", "", readsNoDeadHeadOfASmallTable},
 		"any plan for the head, for one event":                {"append_one", " SET enable_seqscan TO 'off'", "", readsNoDeadHeadOfASmallTable},
-		"any plan for the head, for several":                  {"append", " SET enable_seqscan TO 'off'", "", readsNoDeadHeadOfASmallTable},
+		"any plan for the head, for several":                  {"append", " SET enable_seqscan TO 'off'\n SET jit TO 'off'\n SET plan_cache_mode TO 'force_generic_plan'", "", readsNoDeadHeadOfASmallTable},
 		"no timeout behind the gate":                          {"enter", "set_config('idle_in_transaction_session_timeout', ms, true), set_config('statement_timeout', ms, true)", "ms", pausedBehindTheGate},
 		"a pass from any transaction":                         {"append", own + " " + born, "", passOfAnother},
 		"a pass by transaction id alone":                      {"append", born, "", xidComesRoundAgain},
