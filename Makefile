@@ -46,7 +46,7 @@ long: ## Run the long suites at full length, against Apache Kafka
 	FENCELINE_LONG=1 $(STACK) -kafka -- go test -timeout 2h $(ARGS) $(PKG)
 
 .PHONY: bench
-bench: ## Measure against the field, an hour; ARGS=-quick for minutes (bench/README.md)
+bench: ## Measure against the field, forty minutes; ARGS=-quick for minutes (bench/README.md)
 	cd bench && go run . $(ARGS)
 
 .PHONY: bench-page

@@ -70,7 +70,7 @@ func run() error {
 		tiny   = flag.Bool("smoke", false, "less than a minute: a few arms, whose ratios are printed; it fails only if one can't run or its output is wrong")
 		only   = flag.String("only", "", "run the arms whose names contain one of these texts, separated by commas, and those that ratios are to")
 		what   = flag.String("sections", strings.Join(all, ","), "what to measure, separated by commas")
-		rounds = flag.Int("rounds", 0, "rounds of the drain, the commit and the wake section (default 7, with -quick 2)")
+		rounds = flag.Int("rounds", 0, "rounds of the drain, the commit and the wake section (default 5, with -quick 2)")
 		events = flag.Int("events", 0, "events of a drain (default 200000, with -quick 30000)")
 		rate   = flag.Int("rate", 1000, "events a second of the latency section")
 		out    = flag.String("out", "results", "folder for results.json, the page and its plots")

@@ -31,11 +31,11 @@ type size struct {
 	KillRounds int
 }
 
-// full takes about an hour on two cores.
+// full takes some forty minutes on two cores.
 func full() size {
 	return size{
-		Name: "full", Rounds: 7, Drain: workload{Events: 200_000, Keys: 1000, Payload: 512, Transaction: 1000},
-		Latency: timing{rate: 1000, length: 20 * time.Second, warm: 10 * time.Second, idle: 10 * time.Second}, LatencyRounds: 3,
+		Name: "full", Rounds: 5, Drain: workload{Events: 200_000, Keys: 1000, Payload: 512, Transaction: 1000},
+		Latency: timing{rate: 1000, length: 30 * time.Second, warm: 8 * time.Second, idle: 10 * time.Second}, LatencyRounds: 1,
 		Slice: time.Second,
 		Apply: workload{Events: 100_000, Keys: 10_000, Payload: 256}, ApplyRounds: 5,
 		Scaling: 100_000, ScalingRounds: 3,
