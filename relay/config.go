@@ -54,7 +54,7 @@ type Config struct {
 	// outbox.MaxRecordBytes (900 KiB).
 	MaxRecordBytes int
 
-	// PollMin is the time between reads while events arrive. Defaults to 2 ms.
+	// PollMin is the time between reads while events arrive. Defaults to 1 ms.
 	PollMin time.Duration
 
 	// PollMax is the time between reads that an idle relay backs off to while
@@ -139,7 +139,7 @@ func (c Config) withDefaults() Config {
 	set(&c.BatchRecords, 500)
 	set(&c.BatchBytes, 640<<10)
 	set(&c.MaxRecordBytes, outbox.MaxRecordBytes)
-	wait(&c.PollMin, 2*time.Millisecond)
+	wait(&c.PollMin, time.Millisecond)
 	wait(&c.PollMax, max(200*time.Millisecond, c.PollMin))
 	wait(&c.PollBlind, min(5*time.Millisecond, c.PollMax))
 	set(&c.CheckpointEvery, 5000)

@@ -77,8 +77,9 @@
 //
 // The low bound says where rows that are not visible in s1 can be: at or below
 // it only those of transactions in s1's list of running ones. It comes from a
-// pair (c, L). A checkpoint reads the sequence's value L, and in a later
-// statement takes its own transaction id c. Whoever has an id above c has
+// pair (c, L). A checkpoint, and the reader itself when many positions were drawn
+// since, reads the sequence's value L, and in a later statement takes its own
+// transaction id c. Whoever has an id above c has
 // positions above L, because an append locks a row of the fence, and with that
 // has its id, before it calls nextval; and because xid is declared before pos,
 // should anything else ever insert. If the pair was committed before s2 was

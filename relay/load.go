@@ -26,7 +26,7 @@ func (s *session) load(ctx context.Context) error {
 	if err := conn.QueryRow(ctx, s.sql.loadPair, own).Scan(&s.pairLow, &stored); err != nil {
 		return fmt.Errorf("relay: load the cursors: %w", err)
 	}
-	s.stored = [][]int64{stored}
+	s.stored, s.storedLow = [][]int64{stored}, s.pairLow
 	if err := s.loadCursors(ctx, conn, own); err != nil {
 		return fmt.Errorf("relay: load the cursors: %w", err)
 	}

@@ -29,6 +29,9 @@ var goMutants = []mutants.Mutant{
 		in("../migrations/producer/007_shards.up.sql", "  pair_xid := pg_current_xact_id();\n", ""),
 		in("../migrations/producer/007_shards.up.sql", "  perform @schema@._same_history();\n  mine :=", "  perform @schema@._same_history();\n  pair_low := pg_sequence_last_value('@schema_name@.outbox_pos');\n  pair_xid := (pg_snapshot_xmin(pg_current_snapshot())::text::bigint - 5)::text::xid8;\n  mine :="),
 	}},
+	{Name: "the reader's pair in the other order", Test: "TestWhoeverIsYoungerThanTheReadersPairGetsAPositionAboveItsL", Edits: []mutants.Edit{
+		in("sql.go", "	\"select coalesce(pg_sequence_last_value('@schema_name@.outbox_pos'), 0)\",\n	\"select pg_current_xact_id()::text::bigint\",\n", "	\"select pg_current_xact_id()::text::bigint\",\n	\"select coalesce(pg_sequence_last_value('@schema_name@.outbox_pos'), 0)\",\n"),
+	}},
 	{Name: "a cursor that is kept across a lost connection", Test: "TestNothingIsPassedOverWhenACrashGivesTransactionIDsOutAgain", Edits: []mutants.Edit{
 		in("session.go", "func (s *session) run(ctx context.Context, leases []*fencing.Lease) error {\n	defer s.close()\n", "var kept *cursor\n\nfunc (s *session) run(ctx context.Context, leases []*fencing.Lease) error {\n	defer func() {\n		at := s.main.acked\n		kept = &at\n		s.close()\n	}()\n"),
 		in("load.go", "	rows, err := conn.Query(ctx, s.sql.loadHeld)\n", "	if kept != nil {\n		s.main.acked, s.main.read = *kept, *kept\n	}\n	rows, err := conn.Query(ctx, s.sql.loadHeld)\n"),

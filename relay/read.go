@@ -81,7 +81,7 @@ func (s *session) room() bool {
 
 func (s *session) readMain() (rows int, more bool, err error) {
 	s.mu.Lock()
-	c, f, low := s.main.read, s.rest(&s.main), s.pairLow
+	c, f, low, far := s.main.read, s.rest(&s.main), s.pairLow, s.high-s.pairLow > pairAfter
 	ready := s.room() && s.main.ahead < maxAhead
 	s.starved = !ready
 	s.mu.Unlock()
@@ -89,10 +89,15 @@ func (s *session) readMain() (rows int, more bool, err error) {
 		return 0, false, nil // an acknowledgement wakes us
 	}
 	polled := c.boundary()
+	if polled && far {
+		if low, err = s.reader.pair(s.soft); err != nil {
+			return 0, false, err
+		}
+	}
 	var ch chunk
 	if polled {
-		// low was taken above, before the statement is sent: the pair that it
-		// is of was committed before the snapshot.
+		// low is of a pair that was committed before the statement is sent, and so
+		// before its snapshot.
 		ch, err = s.reader.poll(s.soft, c, f, low)
 	} else {
 		ch, err = s.reader.next(s.soft, c, f)
@@ -108,7 +113,8 @@ func (s *session) readMain() (rows int, more bool, err error) {
 	if polled {
 		s.window = ch.during
 		s.high = ch.high
-		if !s.stale && (ch.high-low > refreshAfter || s.silent()) {
+		s.pairLow = max(s.pairLow, low)
+		if !s.stale && (ch.high-s.storedLow > refreshAfter || s.silent()) {
 			s.stale = true
 			signal(s.due)
 		}

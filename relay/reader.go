@@ -96,6 +96,18 @@ func (r *reader) poll(ctx context.Context, c cursor, f filter, pairLow int64) (c
 	return ch, nil
 }
 
+// pair makes a pair of the session's own and gives its L: it has committed when
+// this returns, so the snapshots of later statements are taken after it.
+func (r *reader) pair(ctx context.Context) (low int64, err error) {
+	b := &pgx.Batch{} // with one Sync, and so one transaction
+	b.Queue(r.sql.pair[0]).QueryRow(func(row pgx.Row) error { return row.Scan(&low) })
+	b.Queue(r.sql.pair[1])
+	if err := r.conn.SendBatch(ctx, b).Close(); err != nil {
+		return 0, fmt.Errorf("relay: move the low bound: %w", err)
+	}
+	return low, nil
+}
+
 // next reads a further page of an open window: first what remains of the
 // stragglers, then the rows above the low bound. All of the former come before
 // all of the latter, so one pos says how far both have come.

@@ -184,6 +184,9 @@ func TestTheLowBoundFollowsWhenOthersUseTheSequence(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "the low bound follows", func() bool { return r.cursor().low >= 5*refreshAfter })
+	eventually(t, "and is stored for the next session", func() bool {
+		return query[int64](t, pool, "select coalesce(max(pair_low), 0) from fenceline.relay_checkpoint") >= 5*refreshAfter
+	})
 	n := checkpointsOf(t, pool)
 	r.passed(10)
 	if m := checkpointsOf(t, pool); m > n+1 {

@@ -19,8 +19,14 @@ import (
 // having recorded, and so what is published a second time after a crash then.
 const maxAhead = 100_000
 
-// refreshAfter is how far the sequence may be ahead of the pair's L before a
-// checkpoint is made for the pair's sake: each poll walks over the rows between.
+// pairAfter is how far the sequence may be ahead of the pair's L before the reader
+// makes another: each poll walks over the rows between, some hundred times a second
+// under a steady load.
+const pairAfter = 250
+
+// refreshAfter is how far it may be ahead of the newest stored pair's L before a
+// checkpoint is made for the pair's sake: the first poll of a new session walks over
+// the rows between, and partitions are kept for them.
 const refreshAfter = 10_000
 
 // session is the relay from one connection to the next. Everything it knows it
@@ -55,27 +61,28 @@ type session struct {
 
 	outages outages
 
-	mu       sync.Mutex
-	err      error // why it ends, if not by a clean stop
-	ending   bool  // no goroutine starts any more
-	closed   bool  // as the channel closing
-	main     flow
-	window   cursor // the newest window that the main flow has opened in this database session
-	pairLow  int64  // L of the newest committed pair
-	stale    bool   // the pair should be made anew
-	topics   map[string]*topic
-	held     map[streamKey]*hold
-	look     bool // a held stream may have to be resumed
-	forks    []*fork
-	moved    bool      // groups of shards have become one: to be stored
-	high     int64     // the sequence's value at the newest snapshot
-	told     int64     // the same, when the cursors were stored last
-	toldAt   time.Time // and when that was
-	stored   [][]int64 // generations of the last checkpoints, the newest first
-	inFlight int       // weight of rows on their way
-	starved  bool      // the reader waits for room
-	acks     int       // acknowledged since the last checkpoint
-	answers  int64     // acknowledged batches of the session
+	mu        sync.Mutex
+	err       error // why it ends, if not by a clean stop
+	ending    bool  // no goroutine starts any more
+	closed    bool  // as the channel closing
+	main      flow
+	window    cursor // the newest window that the main flow has opened in this database session
+	pairLow   int64  // L of the newest committed pair
+	storedLow int64  // the same, of those that were stored
+	stale     bool   // the pair should be made anew
+	topics    map[string]*topic
+	held      map[streamKey]*hold
+	look      bool // a held stream may have to be resumed
+	forks     []*fork
+	moved     bool      // groups of shards have become one: to be stored
+	high      int64     // the sequence's value at the newest snapshot
+	told      int64     // the same, when the cursors were stored last
+	toldAt    time.Time // and when that was
+	stored    [][]int64 // generations of the last checkpoints, the newest first
+	inFlight  int       // weight of rows on their way
+	starved   bool      // the reader waits for room
+	acks      int       // acknowledged since the last checkpoint
+	answers   int64     // acknowledged batches of the session
 }
 
 // streamKey names a stream.

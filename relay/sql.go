@@ -74,6 +74,16 @@ select u.* from (
     order by pos limit $rows::bigint)
 ) u order by u.pos limit $rows::bigint`
 
+// pairSQL makes a pair (L, c) of the reader's own, in one transaction and in this
+// order: whoever gets a transaction id after c has not drawn a position yet when L
+// is read, since an append locks its fence, and has an id for it, before it draws
+// one. It writes nothing, so its commit waits for no flush, and it is of use to
+// this database session only: a pair that outlives it comes with a checkpoint.
+var pairSQL = [...]string{
+	"select coalesce(pg_sequence_last_value('@schema_name@.outbox_pos'), 0)",
+	"select pg_current_xact_id()::text::bigint",
+}
+
 // oldSQL is a further page of stragglers. $xids are those of s1 that had ended
 // in s2; what has ended since belongs to a later window.
 const oldSQL = cut
@@ -124,6 +134,7 @@ select ` + columns + ` from @schema@.outbox
 // statements are the relay's, for one schema.
 type statements struct {
 	poll, old, fresh    string
+	pair                [len(pairSQL)]string
 	light               string
 	checkpoint          string
 	newestXid, nextXid  string
@@ -148,6 +159,7 @@ func newStatements(name string) statements {
 		poll:       x(strings.ReplaceAll(page(pollSQL, pollPage), "$last::bigint", "0"), "rows", "bytes", "topics", "only", "shards", "xids", "s1", "low"),
 		old:        x(page(oldSQL, oldPage), "rows", "bytes", "topics", "only", "shards", "xids", "last", "low"),
 		fresh:      x(page(newSQL, newPage), "rows", "bytes", "topics", "only", "shards", "s1", "s2", "last", "high"),
+		pair:       [...]string{x(pairSQL[0]), x(pairSQL[1])},
 		light:      x(lightSQL, "rows", "small", "topics", "only", "shards", "s1", "s2", "last", "high"),
 		checkpoint: x(`select pair_low, generations from @schema@.relay_checkpoint($1, $2, $3, $4::jsonb, $5::jsonb, $6::jsonb, $7, $8)`),
 		// The first must be read before the second: whoever has an xid by then has

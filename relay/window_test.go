@@ -1,8 +1,10 @@
 package relay
 
 import (
+	"fmt"
 	"slices"
 	"testing"
+	"time"
 )
 
 func TestNothingIsPassedOverWhenPositionsCommitInAnotherOrder(t *testing.T) {
@@ -140,6 +142,61 @@ func TestWhoeverIsYoungerThanThePairGetsAPositionAboveItsL(t *testing.T) {
 	if pos <= pr.low {
 		t.Fatalf("transaction %d is younger than the pair's %d, but its position %d is not above L = %d", xid, pr.xid, pos, pr.low)
 	}
+}
+
+// The same of the pairs that the reader makes for itself, step by step.
+func TestWhoeverIsYoungerThanTheReadersPairGetsAPositionAboveItsL(t *testing.T) {
+	t.Parallel()
+	pool, _ := fresh(t, "a")
+	p := newProducer(t, pool, "k")
+	p.publish("a", "before")
+	tx, err := pool.Begin(bg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(bg) }()
+	var pair [len(pairSQL)]int64
+	for i, sql := range newStatements("fenceline").pair {
+		if err := tx.QueryRow(bg, sql).Scan(&pair[i]); err != nil {
+			t.Fatal(err)
+		}
+		p.publish("a", fmt.Sprint("after statement ", i))
+	}
+	if n := query[int](t, pool, "select count(*) from fenceline.outbox where xid::text::bigint > $1", pair[1]); n == 0 {
+		t.Fatal("the test proves nothing: nobody is younger than the pair")
+	}
+	if n := query[int](t, pool, "select count(*) from fenceline.outbox where xid::text::bigint > $1 and pos <= $2", pair[1], pair[0]); n != 0 {
+		t.Errorf("%d positions of transactions younger than the pair's %d are not above L = %d", n, pair[1], pair[0])
+	}
+}
+
+// Polls walk over the rows between the low bound and the newest. Without a pair of
+// its own the reader would have the bound of the last checkpoint, which can be long
+// ago.
+func TestTheLowBoundFollowsBetweenCheckpoints(t *testing.T) {
+	t.Parallel()
+	pool, kafka := fresh(t, "a")
+	cfg := quick()
+	cfg.CheckpointInterval = time.Hour
+	r := startRelay(t, pool, kafka, cfg)
+	jump := func(to int64) {
+		t.Helper()
+		if _, err := pool.Exec(bg, "select setval('fenceline.outbox_pos', $1)", to); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "the low bound follows", func() bool { return r.cursor().low >= to })
+	}
+	jump(refreshAfter / 2)
+	eventually(t, "the first checkpoint", func() bool { return checkpointsOf(t, pool) > 0 }) // a session stores where it begins
+	before := checkpointsOf(t, pool)
+	jump(refreshAfter/2 + 2*pairAfter)
+	jump(refreshAfter/2 + 4*pairAfter)
+	if n := checkpointsOf(t, pool); n != before {
+		t.Fatalf("the test proves nothing: %d checkpoints were made", n-before)
+	}
+	newProducer(t, pool, "k").publish("a", "behind it")
+	eventually(t, "what comes behind it is published", func() bool { return kafka.has("a", "behind it") })
+	r.end()
 }
 
 func TestARolledBackEventIsNeverPublishedAndStopsNothing(t *testing.T) {
