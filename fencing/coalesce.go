@@ -23,9 +23,11 @@ const (
 	// coalesceTries is in how many transactions that fail a commit takes part
 	// before it goes alone.
 	coalesceTries = 2
-	// gatherTime is the part of its last transaction's time that a lane waits for
-	// those that were in it.
-	gatherTime = 4
+	// gatherPart is the part of its last transaction's time that a lane waits for
+	// those that were in it, and gatherMost how long at most: a transaction that has
+	// waited for something of its own says nothing about the next one.
+	gatherPart = 4
+	gatherMost = 5 * time.Millisecond
 )
 
 // line is a queue for commits of one shape: of a lease, or of all keys. It runs
@@ -260,7 +262,7 @@ func (q *line) gather(l *lane) {
 	gathered := make(chan struct{})
 	l.gathered = gathered
 	q.mu.Unlock()
-	t := time.NewTimer(l.took / gatherTime)
+	t := time.NewTimer(gatherFor(l.took))
 	defer t.Stop()
 	select {
 	case <-gathered:
@@ -270,6 +272,8 @@ func (q *line) gather(l *lane) {
 		q.mu.Unlock()
 	}
 }
+
+func gatherFor(took time.Duration) time.Duration { return min(took/gatherPart, gatherMost) }
 
 // take chooses who goes together: those who came first, as many as may. Two
 // attempts of one step cannot be in one transaction: the second one waits for

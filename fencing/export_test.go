@@ -8,6 +8,9 @@ func WaitInLine(l *Lease, n int) { waitInLine(l.line, n) }
 // WaitForCallbacks waits until n callbacks stand in a lease's line.
 func WaitForCallbacks(l *Lease, n int) { waitInLine(l.calls, n) }
 
+// GatherFor is how long a lane waits for company after a transaction.
+var GatherFor = gatherFor
+
 // WaitInGroup waits until n commits of the batch shape stand in the line of all
 // keys.
 func WaitInGroup(f *Fences, n int) { waitInLine(f.group, n) }

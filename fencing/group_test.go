@@ -442,6 +442,18 @@ func TestCallbacksOfDifferentKeysShareATransaction(t *testing.T) {
 	w.gapless()
 }
 
+// However long a transaction was held up, the next commit is not.
+func TestALaneWaitsForCompanyForAFewMillisecondsAtMost(t *testing.T) {
+	t.Parallel()
+	for took, want := range map[time.Duration]time.Duration{
+		0: 0, 2 * time.Millisecond: 500 * time.Microsecond, time.Minute: 5 * time.Millisecond,
+	} {
+		if got := fencing.GatherFor(took); got != want {
+			t.Errorf("after %v: %v, want %v", took, got, want)
+		}
+	}
+}
+
 func TestALeaseMayStayOutOfGroups(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
