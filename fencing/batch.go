@@ -231,14 +231,19 @@ func (f *Fences) enterMany(members []*member) statement {
 	return statement{
 		sql:  f.sql.enterMany,
 		args: []any{p.Key, p.Epoch, p.Token, steps, algorithms, digests, shortest(members)},
-		read: func(row pgx.Row) error {
-			var at time.Time
-			err := row.Scan(&at)
-			for _, m := range members {
-				m.at = at
-			}
-			return err
-		},
+		read: passedAt(members),
+	}
+}
+
+// passedAt takes the time at which members have passed their gate together.
+func passedAt(members []*member) func(pgx.Row) error {
+	return func(row pgx.Row) error {
+		var at time.Time
+		err := row.Scan(&at)
+		for _, m := range members {
+			m.at = at
+		}
+		return err
 	}
 }
 

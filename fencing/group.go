@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/fenceline/fenceline/internal/gate"
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -104,14 +103,7 @@ func (f *Fences) enterGroup(members []*member) statement {
 	return statement{
 		sql:  f.sql.enterGroup,
 		args: []any{keys, epochs, tokens, steps, algorithms, digests, shortest(members)},
-		read: func(row pgx.Row) error {
-			var at time.Time
-			err := row.Scan(&at)
-			for _, m := range members {
-				m.at = at
-			}
-			return err
-		},
+		read: passedAt(members),
 	}
 }
 
