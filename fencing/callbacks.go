@@ -20,9 +20,10 @@ import (
 // always that of a transaction of its own.
 
 // errInCompany is the answer to what a callback may do in a transaction of its
-// own only: a statement that changes what those behind it run under, and the use
-// of the connection itself. It runs again, alone.
-var errInCompany = errors.New("fencing: who changes settings or takes the connection shares no transaction: the callback runs again, alone")
+// own only: a statement that changes what those behind it run under, the use of the
+// connection itself, and what would wait for another one in the transaction. It runs
+// again, alone.
+var errInCompany = errors.New("fencing: who changes settings, takes the connection or waits for another commit of the transaction shares none: the callback runs again, alone")
 
 // errSlowCompany is of a company that took too long; nobody is told.
 var errSlowCompany = errors.New("fencing: the callbacks take too long to share a transaction: they run again, alone")
@@ -124,7 +125,7 @@ func (f *Fences) commitCompany(ctx context.Context, conn *pgxpool.Conn, members 
 			}
 			return outcome{fate: refused, at: -1, err: errSlowCompany}, -1
 		}
-		s := session{f: f, gates: []Gate{m.gate}, timeout: m.timeout, lease: m.lease, conn: conn, company: true}
+		s := session{f: f, gates: []Gate{m.gate}, timeout: m.timeout, lease: m.lease, conn: conn, company: members}
 		err := s.run(m.ctx, func(ctx context.Context, txs []Tx) error {
 			if err := context.Cause(ctx); err != nil { // it would break the connection for all
 				return err

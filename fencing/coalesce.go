@@ -27,6 +27,10 @@ const (
 	// those that were in it, and gatherMost how long at most: a transaction that has
 	// waited for something of its own says nothing about the next one.
 	gatherPart = 4
+	// together bounds how long a transaction is expected to take, by what each member
+	// of the last one took: slow ones would wait for each other, and the time in which
+	// COMMIT must be answered would have to do for all of them.
+	together   = time.Second
 	gatherMost = 5 * time.Millisecond
 )
 
@@ -45,6 +49,7 @@ type line struct {
 	lanes   map[*lane]struct{}  // those that run
 	aloft   map[string]struct{} // the keys in the transactions under way
 	inside  int                 // members in them
+	each    time.Duration       // what a member of the newest transaction took
 }
 
 // lane is one transaction after the other.
@@ -167,7 +172,7 @@ func (q *line) first() int {
 
 // once commits one transaction's worth of members. They stay in line until
 // there is a connection, so that they can leave, and that more can come.
-func (q *line) once(l *lane) bool {
+func (q *line) once(l *lane) (more bool) {
 	q.gather(l)
 	q.mu.Lock()
 	first := q.first()
@@ -210,19 +215,36 @@ func (q *line) once(l *lane) bool {
 	if q.shared {
 		defer time.AfterFunc(laneTime, func() { q.heldUp(l, turn) }).Stop()
 	}
-	again, sent := members, time.Now()
-	func() {
-		defer func() {
-			if p := recover(); p != nil { // of an argument's own encoder
-				again = q.f.panicked(members, p)
+	sent, returned := time.Now(), false
+	var again []*member
+	defer func() {
+		p := recover() // of an argument's own encoder
+		if !returned {
+			if p == nil { // it has ended the lane's goroutine
+				p = errGone
 			}
-		}()
-		o, culprit := q.send(ctx, conn, members)
-		again = settle(members, o, culprit)
+			again = q.f.panicked(members, p)
+		}
+		q.landed(l, members, again, time.Since(sent))
+		if more = p != errGone; !more {
+			q.mu.Lock()
+			defer q.mu.Unlock()
+			delete(q.lanes, l)
+			q.start()
+		}
 	}()
+	o, culprit := q.send(ctx, conn, members)
+	again = settle(members, o, culprit)
+	returned = true
+	return true
+}
+
+// landed is called when a transaction has ended, with those of its members that
+// have no answer yet.
+func (q *line) landed(l *lane, members, again []*member, took time.Duration) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	l.slow, l.took = false, time.Since(sent)
+	l.slow, l.took, q.each = false, took, took/time.Duration(len(members))
 	l.turn++
 	q.inside -= len(members)
 	// As many for each lane, of all that commit at present.
@@ -239,13 +261,16 @@ func (q *line) once(l *lane) bool {
 		})
 	}
 	q.waiting = slices.Insert(q.waiting, 0, again...)
-	return true
 }
 
 // share is how many members of those that commit at present come to a lane: those
 // that wait, are under way, or have just been answered. Called with mu held.
 func (q *line) share(answered int) int {
-	return min(q.max, (len(q.waiting)+q.inside+answered+q.width-1)/q.width)
+	n := min(q.max, (len(q.waiting)+q.inside+answered+q.width-1)/q.width)
+	if q.each > 0 {
+		n = max(1, min(n, int(min(together, q.f.cfg.CommitTimeout/4)/q.each)))
+	}
+	return n
 }
 
 // gather lets the lane's share of members come before it goes on: those that it
@@ -340,6 +365,10 @@ func settle(members []*member, o outcome, culprit int) (again []*member) {
 }
 
 func (f *Fences) panicked(members []*member, p any) (again []*member) {
+	if len(members) == 1 && p == errGone {
+		members[0].answer(Receipt{}, &wrappedError{fmt.Sprintf("fencing: commit of %q: nothing was written: the encoder of an argument has ended its goroutine (runtime.Goexit), which is the library's", members[0].gate.Position.Key), ErrMisuse, nil})
+		return nil
+	}
 	if len(members) == 1 {
 		members[0].panicked = p
 		members[0].answer(Receipt{}, fmt.Errorf("fencing: commit of %q: panic: %v", members[0].gate.Position.Key, p))

@@ -72,7 +72,7 @@ type session struct {
 	timeout time.Duration
 	lease   context.Context // nil for none
 
-	company bool // others' callbacks run in the same transaction
+	company []*member // those whose callbacks run in the same transaction
 
 	conn   *pgxpool.Conn
 	queued []statement
@@ -186,7 +186,7 @@ func (s *session) run(ctx context.Context, fn func(ctx context.Context, txs []Tx
 	if lost() {
 		return fmt.Errorf("fencing: commit of %q: nothing was written: %w", s.key(), context.Cause(s.lease))
 	}
-	lending := &lending{queued: &s.queued, company: s.company}
+	lending := &lending{queued: &s.queued, company: s.company != nil}
 	returned := false
 	defer func() {
 		if !returned {
@@ -196,7 +196,7 @@ func (s *session) run(ctx context.Context, fn func(ctx context.Context, txs []Tx
 	}()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	ctx, over := s.enclose(ctx)
+	ctx, over := s.enclose(ctx, lending)
 	defer over()
 	if s.lease != nil {
 		defer context.AfterFunc(s.lease, func() { cancel(context.Cause(s.lease)) })()

@@ -35,11 +35,16 @@ type Config struct {
 	// under leases with [LeaseConfig.CoalesceCallbacks]. Each has its own gate, its
 	// own receipt and its own answer; one that fails takes no other with it. It
 	// makes many small commits cheaper, and each wait for company: good is 1 or 2.
+	// Commits that take long, by what the last ones took, go alone.
 	// What commits of different keys lock besides their fences is then locked
 	// together, in the order of their coming, until the slowest of them is done: two
 	// transactions that lock rows which several keys share (a counter, say) can meet
 	// in a deadlock, which the database ends for one of them; its commits go again, and
-	// one by one in the end. A lease with [LeaseConfig.Coalesce] 1 takes no part.
+	// one by one in the end. And what guards a commit against its own statements sees
+	// all that its transaction may do: a protected table takes a row of any key of the
+	// group, and a setting that a function or a view changes (not one that the text of
+	// a statement shows) is in force for those behind it. A lease with
+	// [LeaseConfig.Coalesce] 1 takes no part.
 	// Defaults to 0: only commits of the same key share transactions.
 	GroupCommit int
 	// System selects the toolkit's own leases, whose keys begin with

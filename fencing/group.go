@@ -56,9 +56,12 @@ func (f *Fences) lines(cfg LeaseConfig) (batches, calls *line) {
 	return batches, calls
 }
 
-// join is commit for a member that may have to go alone.
+// join is commit for a member that may have to go alone. So does what is committed
+// in the callback of another commit: that one's transaction would wait for a line,
+// whose transactions may wait for that one, with no timeout of the database's to
+// end it. At a fence there is one.
 func (q *line) join(ctx context.Context, m *member) (Receipt, error) {
-	if q.shared && m.alone {
+	if q.shared && m.alone || q.f.running(ctx) != nil {
 		return q.f.byItself(ctx, m)
 	}
 	return q.commit(ctx, m)

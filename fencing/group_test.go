@@ -2,9 +2,11 @@ package fencing_test
 
 import (
 	"context"
+	"database/sql/driver"
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -440,6 +442,118 @@ func TestCallbacksOfDifferentKeysShareATransaction(t *testing.T) {
 	w.wantWritten("l", written{2, 2, 2})
 	w.wantWritten("m", written{})
 	w.gapless()
+}
+
+// The nested commit would wait for the transaction that its own callback is of.
+func TestACallbackThatCommitsUnderAKeyOfItsCompanyRunsAgainAlone(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	a := w.group(1, 3)
+	cfg := long
+	cfg.CoalesceCallbacks = 8
+	k, l := a.acquireWith("k", cfg), a.acquireWith("l", cfg)
+	var nested error
+	runs := 0
+	got := a.inGroup(fencing.WaitForGroupCallbacks,
+		func() (fencing.Receipt, error) {
+			return k.Commit(ctx, content("outer", "x"), func(ctx context.Context, tx fencing.Tx) error {
+				runs++
+				_, nested = l.Commit(ctx, content("nested", "x"), write)
+				return write(ctx, tx) // whatever became of it
+			})
+		},
+		func() (fencing.Receipt, error) { return l.Commit(ctx, content("of l", "x"), write) })
+	w.ok(errors.Join(got[0].err, got[1].err, nested))
+	if runs != 2 {
+		t.Errorf("the callback ran %d times, want once in company and once alone", runs)
+	}
+	w.wantWritten("k", written{1, 1, 1})
+	w.wantWritten("l", written{2, 2, 2})
+}
+
+// Two callbacks commit under each other's keys. At the fences one of them is ended
+// by the gate's timeout; in a line nothing would end the wait.
+func TestWhatIsCommittedInACallbackWaitsForNoLine(t *testing.T) {
+	t.Parallel()
+	for name, lanes := range map[string]int{"lines of the leases": 0, "a line of all keys": 2} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			pool := w.workerAt("pool", w.producer, 6).pool
+			a := w.workerOn(pool, fencing.Config{Holder: "group", GroupCommit: lanes})
+			cfg := fencing.LeaseConfig{TTL: 5 * time.Minute, GateTimeout: 2 * time.Second, CoalesceCallbacks: 8}
+			k, l := a.acquireWith("k", cfg), a.acquireWith("l", cfg)
+			var inside, done sync.WaitGroup
+			inside.Add(2)
+			cross := func(outer, inner *fencing.Lease) {
+				first := true
+				_, _ = outer.Commit(ctx, content("outer", "x"), func(ctx context.Context, _ fencing.Tx) error {
+					if first {
+						first = false
+						inside.Done()
+					}
+					inside.Wait() // both gates are passed
+					_, err := inner.Commit(ctx, content("nested", "x"), write)
+					return err
+				})
+			}
+			done.Go(func() { cross(k, l) })
+			done.Go(func() { cross(l, k) })
+			over := make(chan struct{})
+			go func() { done.Wait(); close(over) }()
+			select {
+			case <-over:
+			case <-time.After(time.Minute):
+				t.Fatal("they wait for each other for ever")
+			}
+		})
+	}
+}
+
+// Slow statements of many commits in one transaction would outlast the time in
+// which COMMIT must be answered, with each retry again.
+func TestSlowCommitsHaveNoCompany(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	a := w.group(1, 8)
+	slow := func(lease *fencing.Lease, step string) func() (fencing.Receipt, error) {
+		return func() (fencing.Receipt, error) {
+			return lease.CommitBatch(ctx, content(step, "x"), func(b *fencing.Batch) error {
+				b.Queue("select pg_sleep(0.6)")
+				return writeBatch(b)
+			})
+		}
+	}
+	_, err := slow(a.acquire("before"), "before")()
+	w.ok(err)
+	for _, got := range a.inGroup(fencing.WaitInGroup, slow(a.acquire("k"), "slow 1"), slow(a.acquire("l"), "slow 2"), slow(a.acquire("m"), "slow 3")) {
+		w.ok(got.err)
+	}
+	if n := value[int](w, "select count(distinct xid) from fenceline.receipt where step like 'slow %'"); n != 3 {
+		t.Errorf("3 slow commits went in %d transactions", n)
+	}
+}
+
+type exits struct{}
+
+func (exits) Value() (driver.Value, error) { runtime.Goexit(); return nil, nil }
+
+// An argument's encoder runs in the library's goroutine.
+func TestWhoEndsALanesGoroutineIsToldAndHoldsUpNobody(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	a := w.group(1, 2)
+	k, l := a.acquire("k"), a.acquire("l")
+	_, err := k.CommitBatch(ctx, content("exits", "x"), func(b *fencing.Batch) error {
+		b.Queue("insert into public.result values ('k', $1)", exits{})
+		return nil
+	})
+	w.is(err, fencing.ErrMisuse)
+	for _, lease := range []*fencing.Lease{k, l} {
+		_, err := lease.CommitBatch(ctx, content("after", "x"), writeBatch)
+		w.ok(err)
+	}
+	w.wantWritten("k", written{1, 1, 1})
 }
 
 // However long a transaction was held up, the next commit is not.

@@ -18,28 +18,46 @@ import (
 
 // inside is a commit whose callback runs.
 type inside struct {
-	f     *Fences
-	gates []Gate
-	outer *inside     // whose callback this one was called in; nil for none
-	over  atomic.Bool // the callback has returned: nothing waits for itself any more
+	f       *Fences
+	gates   []Gate
+	company []*member // who shares the transaction
+	lending *lending
+	outer   *inside     // whose callback this one was called in; nil for none
+	over    atomic.Bool // the callback has returned: nothing waits for itself any more
 }
 
 type insideKey struct{}
 
 // enclose marks the context of a callback, until the function that it returns is
 // called.
-func (s *session) enclose(ctx context.Context) (context.Context, func()) {
-	in := &inside{f: s.f, gates: s.gates}
+func (s *session) enclose(ctx context.Context, l *lending) (context.Context, func()) {
+	in := &inside{f: s.f, gates: s.gates, company: s.company, lending: l}
 	in.outer, _ = ctx.Value(insideKey{}).(*inside)
 	return context.WithValue(ctx, insideKey{}, in), func() { in.over.Store(true) }
 }
 
+// running is the innermost callback of the fences' commits that ctx is of and that
+// still runs; nil for none.
+func (f *Fences) running(ctx context.Context) *inside {
+	in, _ := ctx.Value(insideKey{}).(*inside)
+	for in != nil && (in.f != f || in.over.Load()) {
+		in = in.outer
+	}
+	return in
+}
+
 // notInside refuses what would wait for the commit in whose callback it is called.
+// Where it would wait for another one that shares the transaction, the callback has
+// to run again, alone.
 func (f *Fences) notInside(ctx context.Context, what, key string) error {
 	for in, _ := ctx.Value(insideKey{}).(*inside); in != nil; in = in.outer {
 		ofKey := func(g Gate) bool { return g.Position.Key == key }
 		if in.f == f && !in.over.Load() && slices.ContainsFunc(in.gates, ofKey) {
 			return &wrappedError{fmt.Sprintf("fencing: %s %q: called in the callback of a commit of that key, for whose end it would wait: call it after Commit has returned", what, key), ErrMisuse, nil}
+		}
+		if in.f == f && !in.over.Load() && slices.ContainsFunc(in.company, func(m *member) bool { return ofKey(m.gate) }) {
+			in.lending.refuse(errInCompany)
+			return errInCompany
 		}
 	}
 	return nil

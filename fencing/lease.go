@@ -172,7 +172,7 @@ func (l *Lease) Commit(ctx context.Context, content Content, fn func(ctx context
 }
 
 func (l *Lease) commitAt(ctx context.Context, pos Position, content Content, fn func(ctx context.Context, tx Tx) error) (Receipt, error) {
-	if l.calls == nil || l.ctx.Err() != nil {
+	if l.calls == nil || l.ctx.Err() != nil || l.f.running(ctx) != nil { // see join
 		return l.f.commit(ctx, pos, content, l.cfg.GateTimeout, l.ctx, fn)
 	}
 	if err := errors.Join(content.validate(), isFunc(fn != nil)); err != nil {
