@@ -221,18 +221,22 @@ func (f *Fences) enterStatementFor(members []*member) statement {
 
 // enterMany is the gate of several members, all of one position.
 func (f *Fences) enterMany(members []*member) statement {
-	n := len(members)
-	steps, algorithms, digests := make([]string, n), make([]string, n), make([][]byte, n)
-	for i, m := range members {
-		steps[i] = m.gate.Content.Step
-		algorithms[i], digests[i] = m.gate.Content.sum()
-	}
 	p := members[0].gate.Position
+	steps, algorithms, digests := contents(members)
 	return statement{
 		sql:  f.sql.enterMany,
 		args: []any{p.Key, p.Epoch, p.Token, steps, algorithms, digests, shortest(members)},
 		read: passedAt(members),
 	}
+}
+
+// contents are what members commit, as columns.
+func contents(members []*member) (steps, algorithms []string, digests [][]byte) {
+	for _, m := range members {
+		algorithm, digest := m.gate.Content.sum()
+		steps, algorithms, digests = append(steps, m.gate.Content.Step), append(algorithms, algorithm), append(digests, digest)
+	}
+	return steps, algorithms, digests
 }
 
 // passedAt takes the time at which members have passed their gate together.

@@ -36,40 +36,14 @@ func (k *worker) sharing(key string) *fencing.Lease {
 // togetherIn is together for callbacks.
 func (k *worker) togetherIn(lease *fencing.Lease, commits ...func() (fencing.Receipt, error)) []answer {
 	k.w.Helper()
-	conn, err := k.pool.Acquire(ctx)
-	k.w.ok(err)
-	answers := make([]answer, len(commits))
-	var wg sync.WaitGroup
-	for i, commit := range commits {
-		wg.Go(func() {
-			defer func() {
-				if p := recover(); p != nil {
-					answers[i] = answer{fencing.Receipt{}, fmt.Errorf("panic: %v", p)}
-				}
-			}()
-			answers[i] = answer{fencing.Receipt{}, errNeverReturned}
-			r, err := commit()
-			answers[i] = answer{r, err}
-		})
-		fencing.WaitForCallbacks(lease, i+1) // in this order
-	}
-	conn.Release()
-	wg.Wait()
-	return answers
-}
-
-func writeIn(ctx context.Context, tx fencing.Tx) error {
-	if _, err := tx.Exec(ctx, "insert into public.result values ($1, $2)", tx.Gate().Key, tx.Gate().Step); err != nil {
-		return err
-	}
-	return outbox.Append(ctx, tx, outbox.Event{Topic: "results", Type: "result", Payload: []byte(tx.Gate().Step)})
+	return k.atOnce(func(n int) { fencing.WaitForCallbacks(lease, n) }, commits)
 }
 
 // callbackOf writes, and then does something else.
 func callbackOf(lease *fencing.Lease, step, body string, and ...func(ctx context.Context, tx fencing.Tx) error) func() (fencing.Receipt, error) {
 	return func() (fencing.Receipt, error) {
 		return lease.Commit(ctx, content(step, body), func(ctx context.Context, tx fencing.Tx) error {
-			if err := writeIn(ctx, tx); err != nil {
+			if err := write(ctx, tx); err != nil {
 				return err
 			}
 			for _, f := range and {
@@ -183,7 +157,7 @@ func TestACallbackThatFailsInCompanyFailsAlone(t *testing.T) {
 			a := *a
 			a.w = &w
 			lease := a.sharing(name)
-			_, err := lease.Commit(ctx, content("done before", "x"), writeIn)
+			_, err := lease.Commit(ctx, content("done before", "x"), write)
 			w.ok(err)
 			changed := false
 			ands := []func(ctx context.Context, tx fencing.Tx) error{}
@@ -301,7 +275,7 @@ func TestACallbackThatWaitsInLineCanLeaveIt(t *testing.T) {
 	gone := errors.New("no time for this")
 	left := make(chan error)
 	go func() {
-		_, err := lease.Commit(leaving, content("s", "x"), writeIn)
+		_, err := lease.Commit(leaving, content("s", "x"), write)
 		left <- err
 	}()
 	fencing.WaitForCallbacks(lease, 1)

@@ -27,11 +27,11 @@ const (
 	// those that were in it, and gatherMost how long at most: a transaction that has
 	// waited for something of its own says nothing about the next one.
 	gatherPart = 4
+	gatherMost = 5 * time.Millisecond
 	// together bounds how long a transaction is expected to take, by what each member
 	// of the last one took: slow ones would wait for each other, and the time in which
 	// COMMIT must be answered would have to do for all of them.
-	together   = time.Second
-	gatherMost = 5 * time.Millisecond
+	together = time.Second
 )
 
 // line is a queue for commits of one shape: of a lease, or of all keys. It runs

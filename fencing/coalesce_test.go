@@ -8,25 +8,47 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/fenceline/fenceline/fencing"
 )
 
 // together has several commits of the batch shape wait in a lease's line at
-// once, for the worker's only connection, and returns their answers.
+// once, and returns their answers.
 func (k *worker) together(lease *fencing.Lease, commits ...func() (fencing.Receipt, error)) []answer {
 	k.w.Helper()
-	conn, err := k.pool.Acquire(ctx)
-	k.w.ok(err)
+	return k.atOnce(func(n int) { fencing.WaitInLine(lease, n) }, commits)
+}
+
+// atOnce has commits wait until all of them do, in their order, which is until the
+// worker has a connection again. wait waits until so many of them stand in line. A
+// panic and an end of the goroutine are answers, too.
+func (k *worker) atOnce(wait func(n int), commits []func() (fencing.Receipt, error)) []answer {
+	k.w.Helper()
+	var taken []*pgxpool.Conn
+	for range k.pool.Config().MaxConns {
+		conn, err := k.pool.Acquire(ctx)
+		k.w.ok(err)
+		taken = append(taken, conn)
+	}
 	answers := make([]answer, len(commits))
 	var wg sync.WaitGroup
 	for i, commit := range commits {
 		wg.Go(func() {
+			defer func() {
+				if p := recover(); p != nil {
+					answers[i] = answer{fencing.Receipt{}, fmt.Errorf("panic: %v", p)}
+				}
+			}()
+			answers[i] = answer{fencing.Receipt{}, errNeverReturned}
 			r, err := commit()
 			answers[i] = answer{r, err}
 		})
-		fencing.WaitInLine(lease, i+1) // in this order
+		wait(i + 1)
 	}
-	conn.Release()
+	for _, conn := range taken {
+		conn.Release()
+	}
 	wg.Wait()
 	return answers
 }

@@ -95,14 +95,13 @@ func mixed(members []*member) bool {
 
 // enterGroup is the gate of members of several keys.
 func (f *Fences) enterGroup(members []*member) statement {
-	n := len(members)
-	keys, epochs, tokens := make([]string, n), make([]int64, n), make([]int64, n)
-	steps, algorithms, digests := make([]string, n), make([]string, n), make([][]byte, n)
-	for i, m := range members {
-		keys[i], epochs[i], tokens[i] = m.gate.Position.Key, m.gate.Position.Epoch, m.gate.Position.Token
-		steps[i] = m.gate.Content.Step
-		algorithms[i], digests[i] = m.gate.Content.sum()
+	var keys []string
+	var epochs, tokens []int64
+	for _, m := range members {
+		p := m.gate.Position
+		keys, epochs, tokens = append(keys, p.Key), append(epochs, p.Epoch), append(tokens, p.Token)
 	}
+	steps, algorithms, digests := contents(members)
 	return statement{
 		sql:  f.sql.enterGroup,
 		args: []any{keys, epochs, tokens, steps, algorithms, digests, shortest(members)},

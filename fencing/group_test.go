@@ -11,8 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
 	"github.com/fenceline/fenceline/fencing"
 	"github.com/fenceline/fenceline/internal/pgtest"
 	"github.com/fenceline/fenceline/outbox"
@@ -21,44 +19,13 @@ import (
 // group is a worker whose commits of all keys share transactions.
 func (w *world) group(lanes, conns int) *worker {
 	w.Helper()
-	cfg, err := pgxpool.ParseConfig(w.producer)
-	w.ok(err)
-	cfg.MaxConns = int32(conns)
-	pool, err := pgxpool.NewWithConfig(ctx, cfg)
-	w.ok(err)
-	w.Cleanup(pool.Close)
-	return w.workerOn(pool, fencing.Config{Holder: "group", GroupCommit: lanes})
+	return w.workerOn(w.poolAt(w.producer, conns), fencing.Config{Holder: "group", GroupCommit: lanes})
 }
 
-// inGroup has several commits wait in the line of all keys at once, while there
-// is no connection, and returns their answers.
+// inGroup is together for commits of all keys.
 func (k *worker) inGroup(wait func(*fencing.Fences, int), commits ...func() (fencing.Receipt, error)) []answer {
 	k.w.Helper()
-	var taken []*pgxpool.Conn
-	for range k.pool.Config().MaxConns {
-		conn, err := k.pool.Acquire(ctx)
-		k.w.ok(err)
-		taken = append(taken, conn)
-	}
-	answers := make([]answer, len(commits))
-	var wg sync.WaitGroup
-	for i, commit := range commits {
-		wg.Go(func() {
-			defer func() {
-				if p := recover(); p != nil {
-					answers[i] = answer{fencing.Receipt{}, fmt.Errorf("panic: %v", p)}
-				}
-			}()
-			r, err := commit()
-			answers[i] = answer{r, err}
-		})
-		wait(k.Fences, i+1) // in this order
-	}
-	for _, conn := range taken {
-		conn.Release()
-	}
-	wg.Wait()
-	return answers
+	return k.atOnce(func(n int) { wait(k.Fences, n) }, commits)
 }
 
 func (w *world) oneTransaction(steps ...string) {
@@ -479,8 +446,7 @@ func TestWhatIsCommittedInACallbackWaitsForNoLine(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
-			pool := w.workerAt("pool", w.producer, 6).pool
-			a := w.workerOn(pool, fencing.Config{Holder: "group", GroupCommit: lanes})
+			a := w.group(lanes, 6)
 			cfg := fencing.LeaseConfig{TTL: 5 * time.Minute, GateTimeout: 2 * time.Second, CoalesceCallbacks: 8}
 			k, l := a.acquireWith("k", cfg), a.acquireWith("l", cfg)
 			var inside, done sync.WaitGroup

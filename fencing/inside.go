@@ -40,6 +40,11 @@ func (s *session) enclose(ctx context.Context, l *lending) (context.Context, fun
 // still runs; nil for none.
 func (f *Fences) running(ctx context.Context) *inside {
 	in, _ := ctx.Value(insideKey{}).(*inside)
+	return in.running(f)
+}
+
+// running is in, or the first one around it, that is of f and still runs.
+func (in *inside) running(f *Fences) *inside {
 	for in != nil && (in.f != f || in.over.Load()) {
 		in = in.outer
 	}
@@ -50,12 +55,12 @@ func (f *Fences) running(ctx context.Context) *inside {
 // Where it would wait for another one that shares the transaction, the callback has
 // to run again, alone.
 func (f *Fences) notInside(ctx context.Context, what, key string) error {
-	for in, _ := ctx.Value(insideKey{}).(*inside); in != nil; in = in.outer {
-		ofKey := func(g Gate) bool { return g.Position.Key == key }
-		if in.f == f && !in.over.Load() && slices.ContainsFunc(in.gates, ofKey) {
+	ofKey := func(g Gate) bool { return g.Position.Key == key }
+	for in := f.running(ctx); in != nil; in = in.outer.running(f) {
+		if slices.ContainsFunc(in.gates, ofKey) {
 			return &wrappedError{fmt.Sprintf("fencing: %s %q: called in the callback of a commit of that key, for whose end it would wait: call it after Commit has returned", what, key), ErrMisuse, nil}
 		}
-		if in.f == f && !in.over.Load() && slices.ContainsFunc(in.company, func(m *member) bool { return ofKey(m.gate) }) {
+		if slices.ContainsFunc(in.company, func(m *member) bool { return ofKey(m.gate) }) {
 			in.lending.refuse(errInCompany)
 			return errInCompany
 		}

@@ -172,14 +172,14 @@ func (l *Lease) Commit(ctx context.Context, content Content, fn func(ctx context
 }
 
 func (l *Lease) commitAt(ctx context.Context, pos Position, content Content, fn func(ctx context.Context, tx Tx) error) (Receipt, error) {
-	if l.calls == nil || l.ctx.Err() != nil || l.f.running(ctx) != nil { // see join
+	if l.calls == nil || l.ctx.Err() != nil {
 		return l.f.commit(ctx, pos, content, l.cfg.GateTimeout, l.ctx, fn)
 	}
 	if err := errors.Join(content.validate(), isFunc(fn != nil)); err != nil {
 		return Receipt{}, err
 	}
 	m := &member{gate: Gate{pos, content}, timeout: l.cfg.GateTimeout, fn: fn, lease: l.ctx, baton: make(chan baton), done: make(chan struct{}), single: make(chan struct{})}
-	receipt, err := l.calls.commit(ctx, m)
+	receipt, err := l.calls.join(ctx, m)
 	return l.f.followed(ctx, m.gate, receipt, err)
 }
 

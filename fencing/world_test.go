@@ -107,6 +107,11 @@ func (w *world) worker(name string) *worker {
 
 func (w *world) workerAt(name, dsn string, conns int, edit ...func(*pgxpool.Config)) *worker {
 	w.Helper()
+	return w.workerOn(w.poolAt(dsn, conns, edit...), fencing.Config{Holder: name})
+}
+
+func (w *world) poolAt(dsn string, conns int, edit ...func(*pgxpool.Config)) *pgxpool.Pool {
+	w.Helper()
 	cfg, err := pgxpool.ParseConfig(dsn)
 	if err != nil {
 		w.Fatal(err)
@@ -120,7 +125,7 @@ func (w *world) workerAt(name, dsn string, conns int, edit ...func(*pgxpool.Conf
 		w.Fatal(err)
 	}
 	w.Cleanup(pool.Close)
-	return w.workerOn(pool, fencing.Config{Holder: name})
+	return pool
 }
 
 // workerOn is a worker with more to configure.
