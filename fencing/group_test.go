@@ -540,14 +540,46 @@ func TestALeaseMayStayOutOfGroups(t *testing.T) {
 	a := w.group(1, 3)
 	cfg := long
 	cfg.Coalesce = 1
-	k, l := a.acquireWith("k", cfg), a.acquire("l")
-	_, err := k.CommitBatch(ctx, content("alone", "x"), func(b *fencing.Batch) error {
-		b.Queue("select set_config('application_name', 'of k', false)")
-		return nil
-	})
-	w.ok(err)
-	_, err = l.CommitBatch(ctx, content("l", "x"), writeBatch)
-	w.ok(err)
+	k, l, m := a.acquireWith("k", cfg), a.acquire("l"), a.acquire("m")
+	got := a.atOnce(func(n int) {
+		if n == 1 {
+			fencing.WaitInLine(k, 1) // whichever that is
+			return
+		}
+		fencing.WaitInGroup(a.Fences, n-1)
+	}, []func() (fencing.Receipt, error){batchOf(k, "k", "x"), batchOf(l, "l", "x"), batchOf(m, "m", "x")})
+	w.ok(errors.Join(got[0].err, got[1].err, got[2].err))
+	w.oneTransaction("l", "m")
+	if n := value[int](w, "select count(distinct xid) from fenceline.receipt"); n != 2 {
+		t.Errorf("%d transactions, want one of the group and one of the lease that stays out", n)
+	}
+}
+
+// Each holder's gate timeout is what a takeover counts on.
+func TestAGroupHasTheShortestOfItsGateTimeouts(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	a := w.group(1, 1)
+	short, other := long, long
+	short.GateTimeout, other.GateTimeout = 31*time.Second, 47*time.Second
+	k, l := a.acquireWith("k", other), a.acquireWith("l", short)
+	got := a.inGroup(fencing.WaitInGroup, func() (fencing.Receipt, error) {
+		return k.CommitBatch(ctx, content("k", "x"), func(b *fencing.Batch) error {
+			b.Queue("insert into public.result values ('k', current_setting('statement_timeout') || ' ' || current_setting('idle_in_transaction_session_timeout'))")
+			return nil
+		})
+	}, batchOf(l, "l", "x"))
+	w.ok(errors.Join(got[0].err, got[1].err))
+	w.oneTransaction("k", "l")
+	if s := value[string](w, "select note from public.result where key = 'k'"); s != "31s 31s" {
+		t.Errorf("the group's timeouts are %q, want the shorter one's 31 s", s)
+	}
+}
+
+func TestAnImpossibleNumberOfGroupCommitsIsRefused(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	a := w.worker("a")
 	for _, n := range []int{-1, 65} {
 		_, err := fencing.New(ctx, a.pool, fencing.Config{GroupCommit: n, AllowUnsafeDatabase: true})
 		w.is(err, fencing.ErrInvalid)
