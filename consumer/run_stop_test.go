@@ -107,6 +107,26 @@ func TestACommitIsNotCancelledByTheStop(t *testing.T) {
 	}
 }
 
+// The time of CommitTimeout begins when COMMIT is sent. Were it the batch's, one
+// whose handlers take longer together would be rolled back at its end, and again.
+func TestTheHandlersOfABatchMayTakeLongerThanACommit(t *testing.T) {
+	b := newBench(t)
+	log := newMemory("t")
+	log.publish(events("t", "a", 1, 3)...)
+	cfg := b.config()
+	cfg.CommitTimeout = 2 * time.Second
+	calls := make(chan struct{}, 100)
+	b.run(log.source(), cfg, consumer.HandlerFunc(func(ctx context.Context, tx pgx.Tx, d consumer.Delivery) error {
+		calls <- struct{}{}
+		time.Sleep(cfg.CommitTimeout/3 + 50*time.Millisecond) // it is the time that is tested
+		return b.apply("x")(ctx, tx, d)
+	}))
+	b.eventually("the batch commits", func() bool { return b.seen.count(consumer.Applied) == 3 })
+	if len(calls) != 3 {
+		t.Errorf("the handler was called %d times for 3 events: a batch was rolled back", len(calls))
+	}
+}
+
 func TestWhatCannotWorkIsRefusedAllAtOnceWithTheRemedy(t *testing.T) {
 	h := consumer.HandlerFunc(func(context.Context, pgx.Tx, consumer.Delivery) error { return nil })
 	err := consumer.Run(context.Background(), nil, nil, consumer.Config{

@@ -93,16 +93,12 @@ func (p *partition) inTx(work func(ctx context.Context, tx pgx.Tx, last *pgx.Bat
 		}
 		return &txError{err: fmt.Errorf("consumer: begin: %w", err), lost: true, ours: true}
 	}
-	// What ends a transaction is not reached by the stop signal: a connection
-	// must not go back to the pool with a transaction open, and a COMMIT that is
-	// cancelled has an unknown outcome. If it has one all the same, the work is
-	// done again, and the guards know what was done.
-	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.cfg.CommitTimeout)
-	defer cancel()
 	conn := tx.Conn()
 	returned := false
 	defer func() {
 		if !returned { // a panic, or a runtime.Goexit: nothing else would end the transaction
+			ending, cancel := p.ending()
+			defer cancel()
 			_ = tx.Rollback(ending)
 		}
 	}()
@@ -112,6 +108,8 @@ func (p *partition) inTx(work func(ctx context.Context, tx pgx.Tx, last *pgx.Bat
 	if err == nil {
 		err = seal(ctx, tx, &last, mark)
 	}
+	ending, cancel := p.ending()
+	defer cancel()
 	if err != nil {
 		var h *HandlerError
 		failed := &txError{err: err, lost: conn.IsClosed(), ours: !errors.As(err, &h), begun: true}
@@ -136,6 +134,15 @@ func (p *partition) inTx(work func(ctx context.Context, tx pgx.Tx, last *pgx.Bat
 		return &txError{err: fmt.Errorf("consumer: commit: %w", err), lost: conn.IsClosed(), begun: true}
 	}
 	return nil
+}
+
+// ending bounds what ends a transaction, from when it is sent: the handlers of a
+// batch may take as long as they like together. It is not reached by the stop
+// signal: a connection must not go back to the pool with a transaction open, and a
+// COMMIT that is cancelled has an unknown outcome. If it has one all the same, the
+// work is done again, and the guards know what was done.
+func (p *partition) ending() (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(p.applying), p.cfg.CommitTimeout)
 }
 
 // seal sends what is left to be written, and tells whether what is about to be
