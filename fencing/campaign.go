@@ -103,7 +103,7 @@ func passing(err error) bool {
 		return true
 	}
 	switch {
-	case pg.Code == "25006", pg.Code == "55P03": // read only, as after a failover; a lock
+	case pg.Code == "25006", pg.Code == "55P03", beginsNothing(pg): // read only, as after a failover; a lock
 		return true
 	case len(pg.Code) == 5:
 		class := pg.Code[:2]

@@ -3,13 +3,18 @@ package fencing_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fenceline/fenceline/fencing"
 	"github.com/fenceline/fenceline/internal/devstack"
@@ -108,6 +113,66 @@ func TestAPromotedStandbyRefusesAlsoOnAConnectionOfBefore(t *testing.T) {
 	k := s.worker("confirmed")
 	_, err = k.commit(pos, content("another", "x"))
 	w.ok(err)
+}
+
+// The address leads to the standby before that is promoted. There a transaction
+// that may write can't even be begun, which the server says with the code of a
+// feature that it does not have.
+func TestWhileTheStandbyIsNotPromotedRetryAndCampaignAskAgain(t *testing.T) {
+	t.Parallel()
+	w := newServerWorld(t)
+	_, replica := w.standby(t)
+	var port atomic.Int64
+	port.Store(int64(w.server.Port()))
+	pool := w.poolAt(w.producer, 2, func(cfg *pgxpool.Config) {
+		cfg.ConnConfig.DialFunc = func(ctx context.Context, network, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, network, fmt.Sprintf("127.0.0.1:%d", port.Load()))
+		}
+	})
+	k := w.workerOn(pool, fencing.Config{Holder: "k"})
+	lease := k.acquire("k")
+	pos := lease.Position()
+	w.ok(replica.CatchUp(ctx))
+	port.Store(int64(replica.Port()))
+	pool.Reset()
+
+	for name, commit := range map[string]func(context.Context, fencing.Content) (fencing.Receipt, error){
+		"callback": func(ctx context.Context, c fencing.Content) (fencing.Receipt, error) { return k.Commit(ctx, pos, c, write) },
+		"batch": func(ctx context.Context, c fencing.Content) (fencing.Receipt, error) {
+			return k.CommitBatch(ctx, pos, c, writeBatch)
+		},
+		"by the lease": func(ctx context.Context, c fencing.Content) (fencing.Receipt, error) {
+			return lease.CommitBatch(ctx, c, writeBatch)
+		},
+	} {
+		asked, seen := 0, error(nil)
+		_, err := fencing.Retry(ctx, func(ctx context.Context) (r fencing.Receipt, err error) {
+			switch asked++; asked {
+			case 1:
+				return r, fencing.ErrUnknownOutcome // it went to the primary
+			case 4:
+				return r, fencing.ErrStale
+			}
+			r, seen = commit(ctx, content(name, "x"))
+			return r, seen
+		})
+		if !errors.Is(err, fencing.ErrStale) || asked != 4 || seen == nil || !strings.Contains(seen.Error(), "recovery") {
+			t.Errorf("%s: asked %d times: %v; the standby said: %v", name, asked, err, seen)
+		}
+	}
+
+	campaigned := make(chan error, 1)
+	go func() {
+		_, err := k.Campaign(ctx, "another", fencing.LeaseConfig{TTL: time.Minute, PollEvery: 10 * time.Millisecond})
+		campaigned <- err
+	}()
+	select {
+	case err := <-campaigned:
+		t.Fatalf("the campaign has ended: %v", err)
+	case <-time.After(200 * time.Millisecond): // it must not, however long we wait
+	}
+	w.ok(replica.Promote(ctx))
+	w.is(<-campaigned, fencing.ErrHistory)
 }
 
 // Without the last takeover and commit, as after a failover without a synchronous

@@ -90,7 +90,13 @@ func asksAgain(err error) bool {
 	case "25006", "40001", "40P01", "55P03": // a standby that is not promoted yet; chosen to give way
 		return true
 	}
-	return false
+	return beginsNothing(pg)
+}
+
+// beginsNothing says that a standby was asked for a transaction that may write:
+// the check of the setting refuses BEGIN, with a code that says less.
+func beginsNothing(pg *pgconn.PgError) bool {
+	return pg.Code == "0A000" && pg.Routine == "call_bool_check_hook"
 }
 
 // unreachedError is that of an attempt which has not had the gate's answer.
