@@ -81,8 +81,9 @@ type Config struct {
 	// exceeds it has failed. One that goes on regardless loses its session 5 s
 	// later, so that it holds up nobody but itself. Defaults to 30 s.
 	HandlerTimeout time.Duration
-	// CommitTimeout bounds a COMMIT, which nothing else cancels. Defaults to
-	// 30 s.
+	// CommitTimeout bounds what ends a transaction (the guards, the offset and
+	// COMMIT, which go together), and which nothing else cancels. It begins when
+	// the handlers are done. Defaults to 30 s.
 	CommitTimeout time.Duration
 	// DrainTimeout is how long a batch that is being applied may go on after
 	// the stop, or the end of a generation. What doesn't finish is rolled back.

@@ -191,7 +191,13 @@ func (g *Guard) stream(name string) StreamConfig {
 // [*StreamChangedError] if tx or the configuration must change; otherwise it is
 // the database's.
 func (g *Guard) Apply(ctx context.Context, tx pgx.Tx, deliveries []Delivery, h Handler) ([]Result, error) {
+	return g.apply(ctx, tx, deliveries, h, nil)
+}
+
+// apply leaves what it would write last to the caller, where end is given.
+func (g *Guard) apply(ctx context.Context, tx pgx.Tx, deliveries []Delivery, h Handler, end *last) ([]Result, error) {
 	b := newBatch(ctx, g, tx, h)
+	b.last = end
 	err := b.load(g.keysOf(deliveries), deliveries)
 	results := make([]Result, 0, len(deliveries))
 	for i := 0; i < len(deliveries) && err == nil; i++ {

@@ -173,14 +173,25 @@ func (b *batch) finish() error {
 			other.add(e)
 		}
 	}
-	if n := len(next.tid); n > 0 {
+	look := false
+	if n := len(next.tid); n > sureMost || n > 0 && b.last == nil {
+		look = true
 		b.queue.Queue(b.g.sql.advance, next.tid, next.epoch, next.token, next.seq).Exec(allOf(n))
+	} else if n > 0 {
+		b.queue.Queue(b.g.sql.advanceAll, next.tid, next.epoch, next.token, next.seq, n).QueryRow(surely(n))
 	}
 	if m, n := &other, len(other.tid); n > 0 {
+		look = true
 		b.queue.Queue(b.g.sql.move, m.tid, m.epoch, m.token, m.seq, m.missed, m.end, m.startEpoch, m.startSeq, m.settled, m.waiting, m.blocked,
 			m.parked, m.bytes, m.recheck).Exec(allOf(n))
 	}
 	b.flag() // by key: the rows lie elsewhere now
+	if b.last != nil {
+		b.last.look = b.last.look || look
+		b.last.QueuedQueries = append(b.last.QueuedQueries, b.queue.QueuedQueries...)
+		b.queue = pgx.Batch{}
+		return nil
+	}
 	if err := b.flush(); err != nil {
 		return fmt.Errorf("consumer: moving the guards: %w", err)
 	}
@@ -195,6 +206,22 @@ func allOf(n int) func(pgconn.CommandTag) error {
 			return fmt.Errorf("%w (%d of %d are)", errMoved, tag.RowsAffected(), n)
 		}
 		return nil
+	}
+}
+
+// sureMost is how many guards the statement moves that looks at their number by
+// itself, so that COMMIT can be sent with it. For more of them it costs more than
+// the round trip that it saves.
+const sureMost = 32
+
+// surely is allOf for that statement.
+func surely(n int) func(pgx.Row) error {
+	return func(row pgx.Row) error {
+		err := row.Scan(nil)
+		if divided(err) {
+			return fmt.Errorf("%w (fewer than %d are)", errMoved, n)
+		}
+		return err
 	}
 }
 

@@ -97,6 +97,13 @@ update @schema@.guard g
   from unnest($1::tid[], $2::int8[], $3::int8[], $4::int8[]) as u(tid, epoch, token, seq)
  where g.ctid = u.tid`
 
+	// The same, with the number of the rows looked at by the statement: behind it
+	// COMMIT is on its way already. See sealSQL for the division.
+	advanceAllSQL = `
+with moved as (` + advanceSQL + `
+returning 1)
+select 1 / (count(*) = $5::int8)::int from moved`
+
 	// blocked_since is the time since when the stream stands for the same reason.
 	moveSQL = `
 update @schema@.guard g
@@ -202,9 +209,9 @@ values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $
 
 // statements are the above for one schema.
 type statements struct {
-	create, lock, streams, truncated, overflowing, dead, addStream, advance, move string
-	park, unpark, fail, failing, unreadable, candidates, lowest, waiting, pending string
-	bury, unbury, quarantine                                                      string
+	create, lock, streams, truncated, overflowing, dead, addStream, advance, advanceAll, move string
+	park, unpark, fail, failing, unreadable, candidates, lowest, waiting, pending             string
+	bury, unbury, quarantine                                                                  string
 	limitStatements
 	retryStatements
 	watchStatements
@@ -215,7 +222,7 @@ func newStatements(name string) statements {
 	x := func(template string) string { return schema.Expand(template, name) }
 	return statements{
 		create: x(createSQL), lock: x(lockSQL), streams: x(streamsSQL), truncated: x(truncatedSQL), overflowing: x(overflowingSQL), dead: x(deadSQL),
-		addStream: x(addStreamSQL), advance: x(advanceSQL), move: x(moveSQL),
+		addStream: x(addStreamSQL), advance: x(advanceSQL), advanceAll: x(advanceAllSQL), move: x(moveSQL),
 		park: x(parkSQL), unpark: x(unparkSQL), fail: x(failSQL), failing: x(failingSQL), unreadable: x(unreadableSQL), candidates: x(candidatesSQL),
 		lowest: x(lowestSQL), waiting: x(waitingSQL), pending: x(pendingSQL),
 		bury: x(buryDeadSQL), unbury: x(unburySQL), quarantine: x(quarantineSQL),

@@ -95,7 +95,6 @@ func (o *offsets) queueRead(b *pgx.Batch, r Read, results []Result, out *Progres
 		}
 		return nil
 	})
-	b.Queue(durableSQL)
 }
 
 // queueUnstored does the same where nothing was read: records that were resumed
@@ -117,6 +116,7 @@ func (g *Guard) Progress(ctx context.Context, tx pgx.Tx, r Read, results []Resul
 	o := newOffsets(g.cfg.Schema, g.cfg.Consumer)
 	var b pgx.Batch
 	o.queueRead(&b, r, results, &out)
+	b.Queue(durableSQL)
 	if err := tx.SendBatch(ctx, &b).Close(); err != nil {
 		return Progress{}, fmt.Errorf("consumer: storing how far %s was read: %w", r.Partition, err)
 	}

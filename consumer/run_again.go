@@ -71,7 +71,7 @@ func (p *partition) seekBack(reading context.Context) error {
 	}
 	p.again.asked = time.Now()
 	var room bool
-	err := p.inTx(func(ctx context.Context, tx pgx.Tx, _ *pgx.Batch) (err error) {
+	err := p.inTx(func(ctx context.Context, tx pgx.Tx, _ *last) (err error) {
 		room, err = p.guard.Room(ctx, tx, p.assigned.Partition)
 		return err
 	})

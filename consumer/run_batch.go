@@ -172,13 +172,13 @@ func (p *partition) transact(c *chunk) error {
 	var results []Result
 	var got Progress
 	began := time.Now()
-	err := p.inTx(func(ctx context.Context, tx pgx.Tx, last *pgx.Batch) (err error) {
+	err := p.inBatch(func(ctx context.Context, tx pgx.Tx, last *last) (err error) {
 		if len(c.deliveries) > 0 {
-			if results, err = p.guard.Apply(ctx, tx, c.deliveries, p.handler); err != nil {
+			if results, err = p.guard.apply(ctx, tx, c.deliveries, p.handler, last); err != nil {
 				return err
 			}
 		}
-		p.offsets.queueRead(last, Read{Partition: p.assigned.Partition, From: c.from, Next: c.next, LastID: lastID(c)}, results, &got)
+		p.offsets.queueRead(&last.Batch, Read{Partition: p.assigned.Partition, From: c.from, Next: c.next, LastID: lastID(c)}, results, &got)
 		return nil
 	})
 	if err != nil {

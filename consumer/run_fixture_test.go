@@ -273,3 +273,15 @@ func (b *bench) failsWith(log *memory, cfg consumer.Config, want error) {
 		b.t.Fatalf("Run: %v, want %v", err, want)
 	}
 }
+
+// failed counts the failures of which the text speaks.
+func (r *recorder) failed(text string) (n int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, f := range r.failures {
+		if f.Err != nil && strings.Contains(f.Err.Error(), text) {
+			n++
+		}
+	}
+	return n
+}

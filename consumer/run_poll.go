@@ -29,7 +29,7 @@ func (p *partition) pin(reading context.Context) error {
 	pause := p.backoff()
 	for topic, n := range p.gen.Partitions() {
 		for reading.Err() == nil {
-			err := p.inTx(func(ctx context.Context, tx pgx.Tx, _ *pgx.Batch) error {
+			err := p.inTx(func(ctx context.Context, tx pgx.Tx, _ *last) error {
 				return p.guard.PinTopic(ctx, tx, topic, n)
 			})
 			if err == nil {
@@ -83,7 +83,7 @@ func (p *poller) pending(reading context.Context) error {
 	var before []StreamKey
 	for reading.Err() == nil {
 		var keys []StreamKey
-		err := p.inTx(func(ctx context.Context, tx pgx.Tx, _ *pgx.Batch) (err error) {
+		err := p.inTx(func(ctx context.Context, tx pgx.Tx, _ *last) (err error) {
 			keys, err = p.guard.Pending(ctx, tx, pendingPage)
 			return err
 		})
@@ -107,7 +107,7 @@ func (p *poller) pending(reading context.Context) error {
 // overdue raises one alarm for each time that a stream stands for too long.
 func (p *poller) overdue(context.Context) error {
 	var list []Blocked
-	err := p.inTx(func(ctx context.Context, tx pgx.Tx, _ *pgx.Batch) (err error) {
+	err := p.inTx(func(ctx context.Context, tx pgx.Tx, _ *last) (err error) {
 		list, err = p.guard.Overdue(ctx, tx, pendingPage)
 		return err
 	})
@@ -135,7 +135,7 @@ func (p *poller) forget(reading context.Context) error {
 	}
 	p.forgetting = Forgetting{}
 	for reading.Err() == nil && !p.forgetting.Done {
-		err := p.inTx(func(ctx context.Context, tx pgx.Tx, _ *pgx.Batch) error {
+		err := p.inTx(func(ctx context.Context, tx pgx.Tx, _ *last) error {
 			_, err := p.guard.Forget(ctx, tx, &p.forgetting)
 			return err
 		})
@@ -169,7 +169,7 @@ func (p *partition) letters(reading context.Context) error {
 	round := poller{partition: p}
 	for reading.Err() == nil {
 		for n := lettersPage; n == lettersPage && reading.Err() == nil; {
-			err := p.inTx(func(ctx context.Context, tx pgx.Tx, _ *pgx.Batch) (err error) {
+			err := p.inTx(func(ctx context.Context, tx pgx.Tx, _ *last) (err error) {
 				n, err = p.guard.ForwardDead(ctx, tx, lettersPage, sink)
 				return err
 			})

@@ -35,9 +35,9 @@ func (p *partition) resume(reading context.Context, keys []StreamKey) error {
 func (p *partition) resumeOnce(reading context.Context, key StreamKey, pause *backoff.ExponentialBackOff) (more bool, err error) {
 	var results []Result
 	began := time.Now()
-	err = p.inTx(func(ctx context.Context, tx pgx.Tx, last *pgx.Batch) (err error) {
+	err = p.inBatch(func(ctx context.Context, tx pgx.Tx, last *last) (err error) {
 		results, err = p.guard.Resume(ctx, tx, []StreamKey{key}, p.handler)
-		p.offsets.queueUnstored(last, results)
+		p.offsets.queueUnstored(&last.Batch, results)
 		return err
 	})
 	if err == nil {
@@ -89,7 +89,7 @@ func (p *partition) resumedFailed(reading context.Context, e *HandlerError, paus
 
 // giveUp tells the guard of a parked event that it fails for good.
 func (p *partition) giveUp(e *HandlerError, cause error) bool {
-	err := p.inTx(func(ctx context.Context, tx pgx.Tx, _ *pgx.Batch) error {
+	err := p.inTx(func(ctx context.Context, tx pgx.Tx, _ *last) error {
 		return p.guard.Fail(ctx, tx, e.Delivery, cause)
 	})
 	if err != nil {

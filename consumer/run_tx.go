@@ -9,12 +9,10 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// beginSQL begins a transaction of the runner's, in one round trip.
-//
-// READ COMMITTED: the guard needs to see, under its lock, what was committed
-// while it waited for it. A stricter level would show its own snapshot.
+// settingsSQL follows BEGIN, in the same round trip.
 //
 // The two timeouts are for the handler that doesn't heed its context: one that
 // hangs in a statement (with a context of its own), and one that hangs in Go.
@@ -26,13 +24,25 @@ import (
 // transaction that was begun: a local setting ends with its transaction, also
 // where COMMIT or ROLLBACK has chained another one to it, which by its status
 // alone can't be told from this one.
-const beginSQL = `begin isolation level read committed read write;
-select set_config('statement_timeout', least(nullif(extract(epoch from current_setting('statement_timeout')::interval) * 1000, 0), %[1]d)::bigint::text, true),
-       set_config('idle_in_transaction_session_timeout', least(nullif(extract(epoch from current_setting('idle_in_transaction_session_timeout')::interval) * 1000, 0), %[2]d)::bigint::text, true),
-       set_config('fenceline.batch', '%[3]d', true)`
+const settingsSQL = `
+select set_config('statement_timeout', least(nullif(extract(epoch from current_setting('statement_timeout')::interval) * 1000, 0), $1::int8)::int8::text, true),
+       set_config('idle_in_transaction_session_timeout', least(nullif(extract(epoch from current_setting('idle_in_transaction_session_timeout')::interval) * 1000, 0), $1::int8)::int8::text, true),
+       set_config('fenceline.batch', $2, true)`
 
-// markSQL is read at the end, together with what else is to be written there.
-const markSQL = `select coalesce(current_setting('fenceline.batch', true), '')`
+// sealSQL comes before COMMIT, and in the same round trip: where this isn't the
+// transaction that was begun it divides by zero, which is how plain SQL has the
+// COMMIT behind it roll back instead.
+//
+// A consumer whose commit was acknowledged and is then lost in a crash would find
+// Kafka's offset ahead of it. Only off and local are raised: remote_apply stays
+// what it is.
+const sealSQL = `
+select 1 / (coalesce(current_setting('fenceline.batch', true), '') = $1)::int,
+       set_config('synchronous_commit', case when current_setting('synchronous_commit') in ('off', 'local') then 'on' else current_setting('synchronous_commit') end, true)`
+
+// divisionByZero is the code of what the two statements raise that look at
+// something in front of COMMIT.
+const divisionByZero = "22012"
 
 // idleGrace is how much longer than its context a handler may keep a
 // transaction idle: its context is to end first, so that the error says so. A
@@ -41,12 +51,80 @@ var idleGrace = 5 * time.Second
 
 var lastMark atomic.Int64
 
-// begin gives a transaction and its mark.
-func (p *partition) begin(ctx context.Context) (pgx.Tx, string, error) {
-	mark := lastMark.Add(1)
-	limit := p.cfg.HandlerTimeout + idleGrace
-	tx, err := p.pool.BeginTx(ctx, pgx.TxOptions{BeginQuery: fmt.Sprintf(beginSQL, limit.Milliseconds(), limit.Milliseconds(), mark)})
-	return tx, fmt.Sprint(mark), err
+// ownTx is a transaction of the runner's. It is begun by the first batch of
+// statements, in the same round trip: an event that comes alone is applied in two,
+// and the handler's.
+//
+// READ COMMITTED: the guard needs to see, under its lock, what was committed
+// while it waited for it. A stricter level would show its own snapshot.
+type ownTx struct {
+	pgx.Tx // nil until something was sent
+	conn   *pgxpool.Conn
+	mark   string
+	limit  time.Duration // of a statement, and of being idle
+	asked  bool          // the server has answered BEGIN
+	begun  bool          // it has begun
+}
+
+// SendBatch begins the transaction if it isn't. So whoever sends the first batch
+// reads its answers by callbacks alone: there are some in front of them.
+func (t *ownTx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+	if t.Tx != nil {
+		return t.Tx.SendBatch(ctx, b)
+	}
+	var first pgx.Batch
+	first.BeginTx(pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite, CommitQuery: notSent})
+	begin := first.QueuedQueries[0]
+	begin.Fn = func(br pgx.BatchResults) error {
+		_, err := br.Exec()
+		t.asked = true
+		return err
+	}
+	first.Queue(settingsSQL, t.limit.Milliseconds(), t.mark).Exec(func(pgconn.CommandTag) error {
+		t.begun = true
+		return nil
+	})
+	first.QueuedQueries = append(first.QueuedQueries, b.QueuedQueries...)
+	results := t.conn.SendBatch(ctx, &first)
+	t.Tx = results.Tx()
+	return results
+}
+
+// notSent is what pgx's own Commit would send. It is called to have what was kept
+// of the transaction answer pgx.ErrTxClosed, when COMMIT was sent already, and with
+// a context that is over. (COMMIT itself would be prepared anew after each of these.)
+const notSent = "select"
+
+func (t *ownTx) closed(ctx context.Context) {
+	over, cancel := context.WithCancel(ctx)
+	cancel()
+	_ = t.Tx.Commit(over)
+}
+
+// begin begins it at once, for work that doesn't send a batch first.
+func (t *ownTx) begin(ctx context.Context) error { return t.SendBatch(ctx, &pgx.Batch{}).Close() }
+
+// end gives the connection back, with no transaction open.
+func (t *ownTx) end(ctx context.Context) {
+	if t.Tx != nil {
+		_ = t.Rollback(ctx) // which says ErrTxClosed behind a commit
+	}
+	t.conn.Release()
+}
+
+// leave closes the connection: its server is a standby, or was a primary once. The
+// pool would hand it out again and again; a new one goes wherever the primary is now.
+func (t *ownTx) leave(p *partition) {
+	ending, cancel := p.ending()
+	defer cancel()
+	_ = t.conn.Conn().Close(ending)
+}
+
+// last is what is sent when the work of a transaction is done.
+type last struct {
+	pgx.Batch
+	// look: an answer must be looked at before COMMIT is sent.
+	look bool
 }
 
 // txError is a failed transaction and what is known of its connection.
@@ -55,7 +133,8 @@ type txError struct {
 	lost bool
 	// ours: a statement of the guard's failed, not of the handler's.
 	ours bool
-	// begun: there was a transaction, so the database was there.
+	// begun: there was a transaction, so the database was there. Without one no
+	// event can be blamed.
 	begun bool
 }
 
@@ -68,6 +147,9 @@ func isPassing(err error) bool {
 	var t *txError
 	if !errors.As(err, &t) {
 		return passing(err, false)
+	}
+	if !t.begun && t.lost {
+		return true
 	}
 	var pg *pgconn.PgError
 	return passing(t.err, t.lost) || t.ours && errors.As(t.err, &pg) && pg.Code == "57014"
@@ -84,56 +166,67 @@ func tookConnection(err error) bool {
 // inTx does work in a transaction and commits it. What work queues in last is
 // sent when it has returned, together with the look at the mark. The error is a
 // [*txError], or a [*fatalError].
-func (p *partition) inTx(work func(ctx context.Context, tx pgx.Tx, last *pgx.Batch) error) error {
+func (p *partition) inTx(work func(ctx context.Context, tx pgx.Tx, last *last) error) error {
+	return p.inBatch(func(ctx context.Context, tx pgx.Tx, last *last) error {
+		if err := tx.(*ownTx).begin(ctx); err != nil {
+			return err
+		}
+		return work(ctx, tx, last)
+	})
+}
+
+// inBatch is the same for work that begins by sending a batch: see [ownTx].
+func (p *partition) inBatch(work func(ctx context.Context, tx pgx.Tx, last *last) error) error {
 	ctx := p.applying
-	tx, mark, err := p.begin(ctx)
+	conn, err := p.pool.Acquire(ctx)
 	if err != nil {
-		if refused := refusedLogin(err); refused != nil {
-			return &fatalError{refused}
-		}
-		return &txError{err: fmt.Errorf("consumer: begin: %w", err), lost: true, ours: true}
+		return unbegun(err)
 	}
-	conn := tx.Conn()
-	returned := false
-	defer func() {
-		if !returned { // a panic, or a runtime.Goexit: nothing else would end the transaction
-			ending, cancel := p.ending()
-			defer cancel()
-			_ = tx.Rollback(ending)
-		}
+	tx := &ownTx{conn: conn, mark: fmt.Sprint(lastMark.Add(1)), limit: p.cfg.HandlerTimeout + idleGrace}
+	defer func() { // also of a panic, and of a runtime.Goexit
+		ending, cancel := p.ending()
+		defer cancel()
+		tx.end(ending)
 	}()
-	var last pgx.Batch
-	err = work(ctx, tx, &last)
-	returned = true
-	if err == nil {
-		err = seal(ctx, tx, &last, mark)
+	var end last
+	committing := false
+	if err = work(ctx, tx, &end); err == nil {
+		committing, err = p.commit(ctx, tx, &end)
 	}
-	ending, cancel := p.ending()
-	defer cancel()
-	if err != nil {
-		var h *HandlerError
-		failed := &txError{err: err, lost: conn.IsClosed(), ours: !errors.As(err, &h), begun: true}
-		if readOnly(err) {
-			// This server was a primary once. The pool would hand the same
-			// connection out again and again; a new one goes wherever the primary
-			// is now.
-			_ = conn.Close(ending)
-		}
-		_ = tx.Rollback(ending)
-		if refused := refusedStatement(err); refused != nil {
-			return &fatalError{refused}
-		}
-		if failed.ours && !blurred(err) && !isPassing(failed) && ctx.Err() == nil {
-			// Nothing that an event can be blamed for: a right that is missing, a
-			// stream of another policy.
-			return &fatalError{err}
-		}
-		return failed
+	lost := conn.Conn().IsClosed()
+	var pg *pgconn.PgError
+	switch {
+	case err == nil:
+		return nil
+	case committing:
+		return &txError{err: fmt.Errorf("consumer: commit: %w", err), lost: lost, begun: true}
+	case !tx.begun && (tx.asked || !errors.As(err, &pg) || pg.Severity == "FATAL"):
+		// (Before it is asked, statements are prepared: that one can't be is not for
+		// want of a transaction.)
+		tx.leave(p)
+		return unbegun(err)
+	case readOnly(err):
+		tx.leave(p)
 	}
-	if err := tx.Commit(ending); err != nil {
-		return &txError{err: fmt.Errorf("consumer: commit: %w", err), lost: conn.IsClosed(), begun: true}
+	var h *HandlerError
+	failed := &txError{err: err, lost: lost, ours: !errors.As(err, &h), begun: tx.begun}
+	if refused := refusedStatement(err); refused != nil {
+		return &fatalError{refused}
 	}
-	return nil
+	if failed.ours && !blurred(err) && !isPassing(failed) && ctx.Err() == nil {
+		// Nothing that an event can be blamed for: a right that is missing, a
+		// stream of another policy.
+		return &fatalError{err}
+	}
+	return failed
+}
+
+// unbegun is the error of a transaction that there never was.
+func unbegun(err error) error {
+	if refused := refusedLogin(err); refused != nil {
+		return &fatalError{refused}
+	}
+	return &txError{err: fmt.Errorf("consumer: begin: %w", err), lost: true, ours: true}
 }
 
 // ending bounds what ends a transaction, from when it is sent: the handlers of a
@@ -145,16 +238,50 @@ func (p *partition) ending() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(p.applying), p.cfg.CommitTimeout)
 }
 
-// seal sends what is left to be written, and tells whether what is about to be
-// committed is the transaction that was begun.
-func seal(ctx context.Context, tx pgx.Tx, last *pgx.Batch, mark string) error {
-	var got string
-	last.Queue(markSQL).QueryRow(func(row pgx.Row) error { return row.Scan(&got) })
-	if err := tx.SendBatch(ctx, last).Close(); err != nil {
-		return fmt.Errorf("consumer: storing the offset: %w", err)
+// commit sends what is left to be written and COMMIT: in one round trip, unless
+// something is to be looked at in between. committing says that an error is
+// COMMIT's.
+func (p *partition) commit(ctx context.Context, tx *ownTx, end *last) (committing bool, err error) {
+	ending, cancel := p.ending()
+	defer cancel()
+	sealed := false
+	end.Queue(sealSQL, tx.mark).QueryRow(func(row pgx.Row) error {
+		err := row.Scan(nil, nil)
+		if divided(err) {
+			return errEnded
+		}
+		sealed = err == nil
+		return err
+	})
+	committed := func(tag pgconn.CommandTag) error {
+		if tag.String() == "ROLLBACK" {
+			return pgx.ErrTxCommitRollback
+		}
+		return nil
 	}
-	if got != mark {
-		return errEnded
+	on := ctx
+	if !end.look {
+		end.Queue("commit").Exec(committed)
+		on = ending
 	}
-	return nil
+	err = tx.SendBatch(on, &end.Batch).Close()
+	if err != nil && !sealed {
+		err = fmt.Errorf("consumer: moving the guards and storing the offset: %w", err)
+	}
+	if err == nil && end.look {
+		var tag pgconn.CommandTag
+		if tag, err = tx.conn.Exec(ending, "commit"); err == nil {
+			err = committed(tag)
+		}
+	}
+	if err == nil {
+		tx.closed(ctx)
+	}
+	return sealed, err
+}
+
+// divided says that a statement has found what it looks at otherwise.
+func divided(err error) bool {
+	var pg *pgconn.PgError
+	return errors.As(err, &pg) && pg.Code == divisionByZero
 }

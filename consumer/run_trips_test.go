@@ -1,0 +1,83 @@
+package consumer_test
+
+import (
+	"context"
+	"net"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/fenceline/fenceline/consumer"
+)
+
+// trips counts the round trips of connections: an answer behind something that
+// was sent.
+type trips struct{ n atomic.Int64 }
+
+type countedConn struct {
+	net.Conn
+	trips *trips
+	asked atomic.Bool
+}
+
+func (c *countedConn) Write(p []byte) (int, error) {
+	c.asked.Store(true)
+	return c.Conn.Write(p)
+}
+
+func (c *countedConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if n > 0 && c.asked.CompareAndSwap(true, false) {
+		c.trips.n.Add(1)
+	}
+	return n, err
+}
+
+// At a low rate the round trips are what an event waits for. BEGIN goes with the
+// lock, and COMMIT with the guard's move and the offset.
+func TestAnEventThatComesAloneTakesTwoRoundTripsAndItsHandlers(t *testing.T) {
+	b := newBench(t)
+	var count trips
+	cfg := b.pool.Config()
+	cfg.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+		conn, err := new(net.Dialer).DialContext(ctx, network, addr)
+		return &countedConn{Conn: conn, trips: &count}, err
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	b.pool = pool
+	log := newMemory("t")
+	config := b.config()
+	config.PollInterval = time.Hour
+	committed := make(commits, 100)
+	config.Observer = committed
+	b.run(log.source(), config, b.apply("x"))
+	least := int64(1000)
+	for seq := range int64(20) {
+		before := count.n.Load()
+		log.publish(event("t", "a", seq+1))
+		select {
+		case <-committed:
+		case <-time.After(patience):
+			t.Fatalf("event %d was not applied", seq+1)
+		}
+		// The first are of a connection that knows no statement, and at the start
+		// other things are looked for, which count as well.
+		least = min(least, count.n.Load()-before)
+	}
+	if least != 3 {
+		t.Errorf("an event took %d round trips, want the lock, the handler's insert, and the end", least)
+	}
+}
+
+// commits is an observer that tells when something has committed.
+type commits chan struct{}
+
+func (c commits) Committed(consumer.Committed) { c <- struct{}{} }
+func (c commits) Failing(consumer.Failure)     {}
+func (c commits) Alarm(consumer.Alarm)         {}
