@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -72,6 +73,25 @@ func (w *world) gapless() {
 	w.Helper()
 	if n := value[int](w, "select count(*) from (select seq, row_number() over (partition by topic, key, epoch order by pos) n from fenceline.outbox) x where seq <> n"); n != 0 {
 		w.Errorf("%d events out of order", n)
+	}
+}
+
+// However their events are appended: of one key, and of several.
+func TestATransactionThatIsSharedWakesTheRelayOnce(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	var wakes atomic.Int64
+	a := w.workerOn(w.poolAt(w.producer, 1), fencing.Config{Holder: "group", GroupCommit: 1, Wake: func() { wakes.Add(1) }})
+	k, l := a.acquire("k"), a.acquire("l")
+	for i, second := range []*fencing.Lease{k, l} {
+		steps := []string{fmt.Sprint("first ", i), fmt.Sprint("second ", i)}
+		for _, got := range a.inGroup(fencing.WaitInGroup, batchOf(k, steps[0], "x"), batchOf(second, steps[1], "x")) {
+			w.ok(got.err)
+		}
+		w.oneTransaction(steps...)
+		if n := wakes.Swap(0); n != 1 {
+			t.Errorf("%q woke it %d times, want once", steps, n)
+		}
 	}
 }
 

@@ -54,7 +54,8 @@ func (f *Fences) announce(o outcome, statements []statement) {
 		return
 	}
 	for _, s := range statements {
-		if s.sql == f.sql.append || s.sql == f.sql.appendGroup {
+		switch s.sql {
+		case f.sql.append, f.sql.appendGroup, f.sql.enterOne: // the last takes an event along
 			f.cfg.Wake()
 			return
 		}

@@ -64,6 +64,10 @@ func TestACommitWakesTheRelayIfAndOnlyIfItHasEvents(t *testing.T) {
 	event := outbox.Event{Topic: "t", Type: "x"}
 	appends := func(ctx context.Context, tx fencing.Tx) error { return outbox.Append(ctx, tx, event) }
 	content := func(step string) fencing.Content { return fencing.Content{Step: step, Bytes: []byte(step)} }
+	batch := func(step string, events ...outbox.Event) error {
+		_, err := lease.CommitBatch(ctx, content(step), func(b *fencing.Batch) error { return outbox.Append(ctx, b, events...) })
+		return err
+	}
 	boom := errors.New("boom")
 	for _, c := range []struct {
 		name           string
@@ -85,11 +89,12 @@ func TestACommitWakesTheRelayIfAndOnlyIfItHasEvents(t *testing.T) {
 			_, err := lease.Commit(ctx, content("4"), func(ctx context.Context, tx fencing.Tx) error { tx.Queue("select 1/0"); return appends(ctx, tx) })
 			return err
 		}, 1, 1, true},
-		{"of a batch", func() error {
-			_, err := lease.CommitBatch(ctx, content("5"), func(batch *fencing.Batch) error { return outbox.Append(ctx, batch, event, event) })
-			return err
-		}, 2, 3, false},
-		{"with end records", func() error { _, err := lease.Close(ctx); return err }, 3, 4, false},
+		{"of a batch", func() error { return batch("5", event, event) }, 2, 3, false},
+		// It goes along with the gate, in one call.
+		{"of a batch with one event", func() error { return batch("6", event) }, 3, 4, false},
+		{"of a batch, replayed", func() error { return batch("6", event) }, 3, 4, false},
+		{"of a batch without events", func() error { return batch("7") }, 3, 4, false},
+		{"with end records", func() error { _, err := lease.Close(ctx); return err }, 4, 5, false},
 	} {
 		if err := c.commit(); (err != nil) != c.fails {
 			t.Fatalf("a commit %s: %v", c.name, err)
