@@ -106,7 +106,7 @@ func (a *applier) run(ctx context.Context, arm *applyArm) (_ result, err error) 
 	if _, err := pool.Exec(ctx, "checkpoint"); err != nil {
 		return result{}, err
 	}
-	c, err := startChild(applyPrefix+arm.name, job{dsn: dsn, kafka: a.kafka.Addr(), topic: a.topic, events: a.w.Events})
+	c, err := a.startChild(applyPrefix+arm.name, job{dsn: dsn, kafka: a.kafka.Addr(), topic: a.topic, events: a.w.Events})
 	if err != nil {
 		return result{}, err
 	}

@@ -15,6 +15,8 @@ type arm struct {
 	fill func(ctx context.Context, conn *pgx.Conn, w workload, topic string) error
 	// work publishes until ctx ends, in a process of its own.
 	work worker
+	// program is for the arm whose process is the program that we ship.
+	program bool
 	// java arms run elsewhere.
 	java *connectArm
 	// divide is for an arm that is so slow that it would take most of the run: it

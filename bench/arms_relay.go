@@ -4,8 +4,6 @@ import (
 	"context"
 	"io"
 	"log/slog"
-	"os"
-	"runtime/debug"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -15,7 +13,9 @@ import (
 	"github.com/fenceline/fenceline/relay/kafkapub"
 )
 
-// fenceline is our relay as "relay run" starts it.
+// fenceline is our relay as "relay run" starts it, inside this process: for the
+// sections that look at the database alone, of which one times the relay's
+// statements by the job's tracer. Where the process is measured, it is the program.
 func fenceline(ctx context.Context, j job, ready func()) error {
 	pool, err := j.pool(ctx)
 	if err != nil {
@@ -28,9 +28,6 @@ func fenceline(ctx context.Context, j job, ready func()) error {
 		return err
 	}
 	defer publisher.Close()
-	if os.Getenv("GOMEMLIMIT") == "" {
-		debug.SetMemoryLimit(32 << 20) // as "relay run" does
-	}
 	ready()
 	return relay.Run(ctx, pool, publisher, relay.Config{Logger: quiet})
 }

@@ -114,13 +114,22 @@ type childProcess struct {
 
 // startChild starts an arm and returns when it is ready to begin. End it with
 // kill.
-func startChild(name string, j job) (*childProcess, error) {
+func (s *stack) startChild(name string, j job) (*childProcess, error) {
+	if a := findArm(name); a != nil && a.program {
+		return startProcess(relayRun(s.relay, j))
+	}
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
-	c := &childProcess{cmd: exec.Command(self)}
-	c.cmd.Env = j.environ(name)
+	cmd := exec.Command(self)
+	cmd.Env = j.environ(name)
+	return startProcess(cmd)
+}
+
+// startProcess starts what says "ready" and waits for a line before it begins.
+func startProcess(cmd *exec.Cmd) (c *childProcess, err error) {
+	c = &childProcess{cmd: cmd}
 	c.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	c.cmd.Stderr = &c.stderr
 	if c.in, err = c.cmd.StdinPipe(); err != nil {

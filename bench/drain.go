@@ -15,7 +15,7 @@ var drainArms = []arm{
 	{name: "kafka-go Client.Produce", note: "ceiling: from memory, 500 records a request, a goroutine for each partition, acks=all", fill: fillFenceline, work: rawProduce},
 	{name: "kafka-go Writer", note: "ceiling: from memory, BatchSize 500, BatchTimeout 1 ms, a caller for each partition, acks=all", fill: fillFenceline, work: rawWriter},
 	{name: "franz-go", note: "ceiling: from memory, as it comes: idempotent, no linger", fill: fillFenceline, work: rawFranz},
-	{name: "fenceline", note: "relay run, as it comes", fill: fillFenceline, work: fenceline},
+	{name: "fenceline", note: "the program: relay run, as it comes", fill: fillFenceline, program: true},
 	{name: "naive relay", note: "floor: poll by id, Writer with a BatchTimeout of 10 ms, delete", fill: fillPlain, work: naive},
 	{name: "SKIP LOCKED relay", note: "the same, rows locked, batches of 500", fill: fillPlain, work: skipLocked},
 	{name: "watermill forwarder", note: "watermill-sql v4 and watermill-kafka v3, SubscribeBatchSize 1000, PollInterval 10 ms; a fifth of the events, since it takes long", fill: fillWatermill, work: watermillForwarder(1000), divide: 5},
@@ -82,7 +82,7 @@ func (d *drainer) run(ctx context.Context, a *arm) (sample, error) {
 		return sample{}, fmt.Errorf("load: %w", err)
 	}
 	defer d.dropDatabase(ctx, database)
-	c, err := startChild(a.name, job{dsn: dsn, kafka: d.kafka.Addr(), topic: topic, events: w.Events})
+	c, err := d.startChild(a.name, job{dsn: dsn, kafka: d.kafka.Addr(), topic: topic, events: w.Events})
 	if err != nil {
 		return sample{}, err
 	}
@@ -230,7 +230,7 @@ func (d *drainer) warm(ctx context.Context, a *arm) (*warmWorker, error) {
 func (b *bench) drain(ctx context.Context) (_ *figures, err error) {
 	w := b.size.Drain
 	f := &figures{ID: "drain", Title: "Draining a backlog", Bars: "ratio",
-		Text: fmt.Sprintf("%d events of %d keys, payloads of %d bytes, %d partitions. Timed from the first hundredth that arrives to the last event.", w.Events, w.Keys, w.Payload, partitions),
+		Text: fmt.Sprintf("%d events of %d keys, payloads of %d bytes, %d partitions. Timed from the first hundredth that arrives to the last event. fenceline is the program that its users run, and starts when its turn begins: its processor time has the start and the connecting, which the others are done with.", w.Events, w.Keys, w.Payload, partitions),
 		Columns: []column{{Key: "ratio", Title: "of " + drainReference, Digits: 2, RatioOf: "rate"}, {Key: "rate", Title: "events/s", Brief: true}, {Key: "client", Title: "client CPU µs an event", Digits: 1, Brief: true},
 			{Key: "server", Title: "PostgreSQL", Digits: 1, Brief: true}, {Key: "broker", Title: "Kafka", Digits: 1, Brief: true}, {Key: "peak", Title: "peak MiB", Brief: true}}}
 	d := &drainer{stack: b.stack, say: b.say, name: "drain", w: w, partitions: partitions, workers: map[string]*warmWorker{}}

@@ -21,12 +21,13 @@ type mortal interface {
 
 type mortalChild struct {
 	*childProcess
-	name string
-	job  job
+	stack *stack
+	name  string
+	job   job
 }
 
 func (m *mortalChild) revive(context.Context) error {
-	c, err := startChild(m.name, m.job)
+	c, err := m.stack.startChild(m.name, m.job)
 	if err != nil {
 		return err
 	}
@@ -62,7 +63,7 @@ func (d *drainer) killed(ctx context.Context, a *arm) (_ result, err error) {
 		if err != nil {
 			return result{}, err
 		}
-		c := &mortalChild{name: a.name, job: job{dsn: dsn, kafka: d.kafka.Addr(), topic: topic, events: d.w.Events}}
+		c := &mortalChild{stack: d.stack, name: a.name, job: job{dsn: dsn, kafka: d.kafka.Addr(), topic: topic, events: d.w.Events}}
 		if err := c.revive(ctx); err != nil {
 			return result{}, err
 		}

@@ -247,7 +247,7 @@ func (s *stack) carry(ctx context.Context, a *latencyArm, dsn, topic string, say
 		}
 		return w.cmd.Process.Pid, w.stop, nil
 	}
-	c, err := startChild(a.relay, job{dsn: dsn, kafka: s.kafka.Addr(), topic: topic})
+	c, err := s.startChild(a.relay, job{dsn: dsn, kafka: s.kafka.Addr(), topic: topic})
 	if err != nil {
 		return 0, nil, err
 	}

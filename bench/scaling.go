@@ -14,6 +14,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/fenceline/fenceline/internal/devstack/apachekafka"
+	"github.com/fenceline/fenceline/relay"
 )
 
 // brokerDelay is how late the broker answers. Relays of one machine share its
@@ -31,7 +32,7 @@ type farStack struct {
 }
 
 func startFar(ctx context.Context, s *stack, say func(string, ...any)) (_ *farStack, err error) {
-	far := &farStack{stack: &stack{postgres: s.postgres, pool: s.pool}}
+	far := &farStack{stack: &stack{postgres: s.postgres, pool: s.pool, relay: s.relay}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, far.close())
@@ -107,7 +108,7 @@ func (f *farStack) scale(ctx context.Context, w workload, instances, n int) (_ r
 		}
 	}()
 	for range instances {
-		c, err := startChild("fenceline", job{dsn: dsn, kafka: f.proxy.addr(), topic: topic})
+		c, err := f.startChild("fenceline", job{dsn: dsn, kafka: f.proxy.addr(), topic: topic})
 		if err != nil {
 			return result{}, err
 		}
@@ -185,7 +186,7 @@ func awaitShares(ctx context.Context, pool *pgxpool.Pool, instances int) error {
 	for patience := time.Now().Add(time.Minute); ; {
 		var holders, least, all int
 		err := pool.QueryRow(ctx, `select count(*), coalesce(min(n), 0), coalesce(sum(n), 0) from
-			(select count(*) n from fenceline.lease where key like 'fenceline:%' and expires_at > clock_timestamp() group by holder) h`).Scan(&holders, &least, &all)
+			(select count(*) n from fenceline.lease where starts_with(key, $1) and key <> $2 and expires_at > clock_timestamp() group by holder) h`, relay.LeasePrefix, relay.RetentionKey).Scan(&holders, &least, &all)
 		if err != nil {
 			return err
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -28,8 +29,10 @@ var postgresSettings = map[string]string{
 // for themselves.
 var kafkaProperties = map[string]string{"broker.session.timeout.ms": "6000", "broker.heartbeat.interval.ms": "1000"}
 
-// stack is the servers that everything is measured on.
+// stack is the servers that everything is measured on, and our relay.
 type stack struct {
+	relay    string // the program
+	scratch  string // a folder
 	postgres *devstack.Postgres
 	kafka    *apachekafka.Broker
 	pool     *pgxpool.Pool
@@ -45,6 +48,13 @@ func startStack(ctx context.Context, say func(string, ...any)) (_ *stack, err er
 		}
 	}()
 	progress := func(text string) { say("%s", text) }
+	if s.scratch, err = os.MkdirTemp("", "fenceline-bench-"); err != nil {
+		return s, err
+	}
+	say("building the relay")
+	if s.relay, err = buildRelay(ctx, s.scratch); err != nil {
+		return s, err
+	}
 	s.postgres, err = devstack.StartPostgres(ctx, devstack.PostgresConfig{Durable: true, Progress: progress, Settings: postgresSettings})
 	if err != nil {
 		return s, err
@@ -78,6 +88,7 @@ func (s *stack) stop() error {
 	if s.postgres != nil {
 		errs = append(errs, s.postgres.Stop(ctx))
 	}
+	errs = append(errs, os.RemoveAll(s.scratch)) // "" is nothing
 	return errors.Join(errs...)
 }
 
