@@ -21,7 +21,7 @@ type heldArm struct {
 }
 
 var heldArms = []heldArm{
-	{"fenceline", "relay run, as it comes; events committed by CommitBatch", migrateFenceline, commitFenced, fenceline},
+	{"fenceline", "relay.Run, as it comes; events committed by CommitBatch, with a Waker", migrateFenceline, commitFenced, fenceline},
 	{"SKIP LOCKED, delete", "one row inserted for an event, batches of 1000, deleted when published", createPlain, commitPlain, skipLocked},
 	{"SKIP LOCKED, mark published", "the same, published_at set, a partial index on what isn't published", createMarked, commitPlain, skipLockedMark},
 }

@@ -33,7 +33,7 @@ type latencyArm struct {
 }
 
 var latencyArms = []latencyArm{
-	{name: "fenceline", note: "relay run, as it comes; events committed by CommitBatch", relay: "fenceline", commits: commitFenced},
+	{name: "fenceline", note: "relay run, as it comes; events committed by CommitBatch, with a Waker", relay: "fenceline", commits: commitFenced},
 	{name: "fenceline, to the effect", note: "the same, until consumer.Run has committed a row for the event", relay: "fenceline", commits: commitFenced, effect: true},
 	{name: "naive relay", note: "poll every 10 ms when idle, Writer with a BatchTimeout of 10 ms, delete", relay: "naive relay", commits: commitPlain},
 	{name: "watermill forwarder", note: "PollInterval 10 ms", relay: "watermill forwarder", commits: commitWatermill},
@@ -51,12 +51,17 @@ func committerPool(ctx context.Context, dsn string) (*pgxpool.Pool, error) {
 	return pgxpool.NewWithConfig(ctx, cfg)
 }
 
+// commitFenced commits as a producer of ours does, which tells the relay of it.
 func commitFenced(ctx context.Context, dsn, topic string) (commitFunc, func(), error) {
 	pool, err := committerPool(ctx, dsn)
 	if err != nil {
 		return nil, nil, err
 	}
-	fences, err := fencing.New(ctx, pool, fencing.Config{Holder: "bench", Logger: slog.New(slog.DiscardHandler)})
+	waker, err := outbox.NewWaker(pool, outbox.WakerConfig{})
+	if err != nil {
+		return nil, nil, err
+	}
+	fences, err := fencing.New(ctx, pool, fencing.Config{Holder: "bench", Logger: slog.New(slog.DiscardHandler), Wake: waker.Wake})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -78,6 +83,7 @@ func commitFenced(ctx context.Context, dsn, topic string) (commitFunc, func(), e
 		for _, l := range leases {
 			_ = l.Release(context.Background())
 		}
+		waker.Close()
 		pool.Close()
 	}, nil
 }

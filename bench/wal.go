@@ -23,7 +23,7 @@ type walArm struct {
 
 var walArms = []walArm{
 	{"fenceline, outbox alone", "the row that an append leaves, with its three indexes; partitions are dropped", migrateFenceline, commitBare, fenceline, dropPartitions},
-	{"fenceline, fenced commit", "CommitBatch: the fence's lock, the receipt, the newest number of the stream beside it; receipts are kept for their retry window and are not removed here", migrateFenceline, commitFenced, fenceline, dropPartitions},
+	{"fenceline, fenced commit", "CommitBatch with a Waker: the fence's lock, the receipt, the newest number of the stream beside it; receipts are kept for their retry window and are not removed here", migrateFenceline, commitFenced, fenceline, dropPartitions},
 	{"mark published, delete", "published_at is set when published, what is published is deleted later", createMarked, commitPlain, skipLockedMark, deleteMarked},
 	{"delete", "deleted when published", createPlain, commitPlain, skipLocked, vacuumOutbox},
 }
