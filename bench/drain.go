@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/fenceline/fenceline/internal/devstack/kafkaconnect"
 )
 
 // drainArms are compared by how fast they empty a backlog. The ceilings send
@@ -52,14 +54,14 @@ type drainer struct {
 // warmWorker is a Kafka Connect that stays for all rounds, so that its JVM is
 // warm; between its turns the connector is stopped.
 type warmWorker struct {
-	*connectWorker
+	*kafkaconnect.Worker
 	dsn string
 }
 
-func (d *drainer) close() error {
+func (d *drainer) close(ctx context.Context) error {
 	var errs []error
 	for _, w := range d.workers {
-		errs = append(errs, w.stop())
+		errs = append(errs, w.Stop(ctx))
 	}
 	return errors.Join(errs...)
 }
@@ -172,11 +174,11 @@ func (d *drainer) runConnect(ctx context.Context, a *arm, topic string) (sample,
 	if err := a.fill(ctx, conn, d.w, topic); err != nil {
 		return sample{}, err
 	}
-	sm, err := d.measure(ctx, topic, d.w.Events, w.cmd.Process.Pid, func() error { return w.set(ctx, "resume", "") })
+	sm, err := d.measure(ctx, topic, d.w.Events, w.PID(), func() error { return w.Resume(ctx) })
 	if err != nil {
 		return sm, err
 	}
-	if err := w.set(ctx, "stop", "STOPPED"); err != nil {
+	if err := w.Pause(ctx); err != nil {
 		return sm, err
 	}
 	sm.Verdict, err = d.check(ctx, topic, d.w.counts())
@@ -204,25 +206,24 @@ func (d *drainer) warm(ctx context.Context, a *arm) (*warmWorker, error) {
 		return nil, err
 	}
 	d.say("%s: starting Kafka Connect and warming it up", a.name)
-	c, err := startConnect(ctx, a.java, d.stack, dsn, topic, d.say)
+	c, err := a.java.start(ctx, d.stack, dsn, d.say)
 	if err != nil {
 		return nil, err
 	}
 	w := &warmWorker{c, dsn}
 	warm := d.w
 	warm.Events = max(100_000, d.w.Events)
-	if err := a.fill(ctx, conn, warm, topic); err != nil {
-		return nil, errors.Join(err, w.stop())
-	}
-	err = w.await(ctx, "the warm-up's events", func() bool {
-		n, err := d.arrived(ctx, topic)
-		return err == nil && n >= int64(warm.Events)
-	})
+	err = a.fill(ctx, conn, warm, topic)
 	if err == nil {
-		err = w.set(ctx, "stop", "STOPPED")
+		if err = d.until(ctx, topic, int64(warm.Events)); err != nil {
+			err = fmt.Errorf("warm up: %w\n%s", err, w.Log())
+		}
+	}
+	if err == nil {
+		err = w.Pause(ctx)
 	}
 	if err != nil {
-		return nil, errors.Join(err, w.stop())
+		return nil, errors.Join(err, w.Stop(ctx))
 	}
 	return w, nil
 }
@@ -234,7 +235,7 @@ func (b *bench) drain(ctx context.Context) (_ *figures, err error) {
 		Columns: []column{{Key: "ratio", Title: "of " + drainReference, Digits: 2, RatioOf: "rate"}, {Key: "rate", Title: "events/s", Brief: true}, {Key: "client", Title: "client CPU µs an event", Digits: 1, Brief: true},
 			{Key: "server", Title: "PostgreSQL", Digits: 1, Brief: true}, {Key: "broker", Title: "Kafka", Digits: 1, Brief: true}, {Key: "peak", Title: "peak MiB", Brief: true}}}
 	d := &drainer{stack: b.stack, say: b.say, name: "drain", w: w, partitions: partitions, workers: map[string]*warmWorker{}}
-	defer func() { err = errors.Join(err, d.close()) }()
+	defer func() { err = errors.Join(err, d.close(ctx)) }()
 	var trials []trial
 	for i := range drainArms {
 		a := &drainArms[i]

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/fenceline/fenceline/internal/devstack/kafkaconnect"
 )
 
 // duplicateArms are those of the drain section that are killed.
@@ -14,8 +16,7 @@ var duplicateArms = []string{"fenceline", "SKIP LOCKED relay", "Debezium, tuned"
 
 // mortal is a relay that can be killed and started again.
 type mortal interface {
-	pid() int
-	kill()
+	kill(ctx context.Context) error
 	revive(ctx context.Context) error
 }
 
@@ -35,10 +36,12 @@ func (m *mortalChild) revive(context.Context) error {
 	return m.begin()
 }
 
-type mortalConnect struct{ *connectWorker }
+func (m *mortalChild) kill(context.Context) error { m.childProcess.kill(); return nil }
 
-func (m *mortalConnect) pid() int                         { return m.cmd.Process.Pid }
-func (m *mortalConnect) revive(ctx context.Context) error { return m.launch(ctx) }
+type mortalConnect struct{ *kafkaconnect.Worker }
+
+func (m mortalConnect) kill(ctx context.Context) error   { return m.Kill(ctx) }
+func (m mortalConnect) revive(ctx context.Context) error { return m.Restart(ctx) }
 
 // killed kills an arm in the middle of a drain, starts it again at once, and
 // counts what has arrived twice.
@@ -56,8 +59,8 @@ func (d *drainer) killed(ctx context.Context, a *arm) (_ result, err error) {
 		if e != nil {
 			return result{}, e
 		}
-		defer func() { err = errors.Join(err, w.stop()) }()
-		m = &mortalConnect{w}
+		defer func() { err = errors.Join(err, w.Stop(ctx)) }()
+		m = mortalConnect{w}
 	} else {
 		dsn, err := d.load(ctx, a, d.w, database, topic)
 		if err != nil {
@@ -67,28 +70,15 @@ func (d *drainer) killed(ctx context.Context, a *arm) (_ result, err error) {
 		if err := c.revive(ctx); err != nil {
 			return result{}, err
 		}
-		defer func() { c.kill() }()
+		defer func() { c.childProcess.kill() }()
 		m = c
 	}
-	until := func(n int64) error {
-		for patience := time.Now().Add(2 * time.Minute); ; {
-			got, err := d.arrived(ctx, topic)
-			if err != nil || got >= n {
-				return err
-			}
-			if time.Now().After(patience) {
-				return fmt.Errorf("%d records have arrived after two minutes, of %d", got, n)
-			}
-			pause(ctx, 2*time.Millisecond)
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
-		}
-	}
-	if err := until(int64(d.w.Events / 2)); err != nil {
+	if err := d.until(ctx, topic, int64(d.w.Events/2)); err != nil {
 		return result{}, err
 	}
-	m.kill()
+	if err := m.kill(ctx); err != nil {
+		return result{}, err
+	}
 	pause(ctx, 500*time.Millisecond) // what was on its way arrives
 	there, err := d.arrived(ctx, topic)
 	if err != nil {
@@ -98,7 +88,7 @@ func (d *drainer) killed(ctx context.Context, a *arm) (_ result, err error) {
 	if err := m.revive(ctx); err != nil {
 		return result{}, err
 	}
-	if err := until(there + 1); err != nil {
+	if err := d.until(ctx, topic, there+1); err != nil {
 		return result{}, err
 	}
 	resumed := time.Since(began)
@@ -107,7 +97,7 @@ func (d *drainer) killed(ctx context.Context, a *arm) (_ result, err error) {
 }
 
 // connectOn starts a worker on a backlog of a table of its own.
-func (d *drainer) connectOn(ctx context.Context, a *arm, database, topic string) (*connectWorker, error) {
+func (d *drainer) connectOn(ctx context.Context, a *arm, database, topic string) (*kafkaconnect.Worker, error) {
 	dsn, err := d.database(ctx, database)
 	if err != nil {
 		return nil, err
@@ -120,18 +110,18 @@ func (d *drainer) connectOn(ctx context.Context, a *arm, database, topic string)
 	if err := createDebezium(ctx, conn); err != nil {
 		return nil, err
 	}
-	w, err := startConnect(ctx, a.java, d.stack, dsn, topic, d.say)
+	w, err := a.java.start(ctx, d.stack, dsn, d.say)
 	if err != nil {
 		return nil, err
 	}
-	if err = w.set(ctx, "stop", "STOPPED"); err == nil {
+	if err = w.Pause(ctx); err == nil {
 		err = a.fill(ctx, conn, d.w, topic)
 	}
 	if err == nil {
-		err = w.set(ctx, "resume", "")
+		err = w.Resume(ctx)
 	}
 	if err != nil {
-		return nil, errors.Join(err, w.stop())
+		return nil, errors.Join(err, w.Stop(ctx))
 	}
 	return w, nil
 }

@@ -247,11 +247,11 @@ func (s *stack) prepare(ctx context.Context, a *latencyArm, dsn string) error {
 // carry starts the relay of an arm.
 func (s *stack) carry(ctx context.Context, a *latencyArm, dsn, topic string, say func(string, ...any)) (pid int, stop func() error, err error) {
 	if a.java != nil {
-		w, err := startConnect(ctx, a.java, s, dsn, topic, say)
+		w, err := a.java.start(ctx, s, dsn, say)
 		if err != nil {
 			return 0, nil, err
 		}
-		return w.cmd.Process.Pid, w.stop, nil
+		return w.PID(), func() error { return w.Stop(ctx) }, nil
 	}
 	c, err := s.startChild(a.relay, job{dsn: dsn, kafka: s.kafka.Addr(), topic: topic})
 	if err != nil {

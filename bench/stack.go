@@ -137,6 +137,23 @@ func (s *stack) arrived(ctx context.Context, topic string) (int64, error) {
 	}
 }
 
+// until waits for n records to be in a topic, two minutes.
+func (s *stack) until(ctx context.Context, topic string, n int64) error {
+	for patience := time.Now().Add(2 * time.Minute); ; {
+		got, err := s.arrived(ctx, topic)
+		if err != nil || got >= n {
+			return err
+		}
+		if time.Now().After(patience) {
+			return fmt.Errorf("%d records have arrived after two minutes, of %d", got, n)
+		}
+		pause(ctx, 2*time.Millisecond)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+	}
+}
+
 // database makes an empty database for one arm's run and gives its connection
 // string.
 func (s *stack) database(ctx context.Context, name string) (string, error) {

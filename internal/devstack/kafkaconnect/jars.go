@@ -26,42 +26,42 @@ var (
 	pluginPOM []byte
 )
 
-// Jars is what a worker runs from.
-type Jars struct {
+// jars is what a worker runs from.
+type jars struct {
 	Java    string // the program
 	Libs    string // the directory of the worker's jars
 	Plugins string // the directory with a directory for each plugin
 }
 
-// Find returns what is in the cache, fetching it first if it isn't there.
-func Find(ctx context.Context, progress func(string)) (Jars, error) {
+// find returns what is in the cache, fetching it first if it isn't there.
+func find(ctx context.Context, progress func(string)) (jars, error) {
 	java, err := exec.LookPath("java")
 	if err != nil {
-		return Jars{}, fmt.Errorf("kafkaconnect: Kafka Connect needs Java 17 or newer in PATH: %w", err)
+		return jars{}, fmt.Errorf("kafkaconnect: Kafka Connect needs Java 17 or newer in PATH: %w", err)
 	}
 	cache, err := devstack.CacheDir()
 	if err != nil {
-		return Jars{}, err
+		return jars{}, err
 	}
 	// The name carries what the jars depend on, so a changed pom.xml never finds old jars.
 	sum := sha256.Sum256(slices.Concat(connectPOM, pluginPOM))
 	home := filepath.Join(cache, "connect-"+Version+"-"+hex.EncodeToString(sum[:4]))
-	found := Jars{Java: java, Libs: filepath.Join(home, "libs"), Plugins: filepath.Join(home, "plugins")}
+	found := jars{Java: java, Libs: filepath.Join(home, "libs"), Plugins: filepath.Join(home, "plugins")}
 
 	unlock, err := devstack.Lock(ctx, home+".lock") // one process fetches, the others wait and find it done
 	if err != nil {
-		return Jars{}, err
+		return jars{}, err
 	}
 	defer unlock()
 	if _, err := os.Stat(home); err == nil {
 		return found, nil
 	} else if !errors.Is(err, os.ErrNotExist) {
-		return Jars{}, fmt.Errorf("kafkaconnect: %w", err)
+		return jars{}, fmt.Errorf("kafkaconnect: %w", err)
 	}
 	progress("fetching Debezium " + Version + " and Kafka Connect with Maven (once, kept in " + cache + ")")
 	if err := maven.Fetch(ctx, home, maven.Project{Name: "connect-pom.xml", POM: connectPOM, Dir: "libs"},
 		maven.Project{Name: "plugin-pom.xml", POM: pluginPOM, Dir: "plugins/debezium-connector-postgres"}); err != nil {
-		return Jars{}, fmt.Errorf("kafkaconnect: fetch Debezium %s with Maven: %w", Version, err)
+		return jars{}, fmt.Errorf("kafkaconnect: fetch Debezium %s with Maven: %w", Version, err)
 	}
 	return found, nil
 }

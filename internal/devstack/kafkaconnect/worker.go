@@ -20,10 +20,10 @@ import (
 	"github.com/fenceline/fenceline/internal/devstack/supervise"
 )
 
-// Logging is the log4j2.properties of a worker, to its standard output.
+// logging is the log4j2.properties of a worker, to its standard output.
 //
 //go:embed log4j2.properties
-var Logging []byte
+var logging []byte
 
 // Config configures Start.
 type Config struct {
@@ -54,7 +54,7 @@ type Config struct {
 // goroutines; Stop, Kill and Restart wait for each other.
 type Worker struct {
 	cfg   Config
-	jars  Jars
+	jars  jars
 	name  string // the connector's
 	dir   string // scratch: configuration, offsets, log
 	guard *supervise.Guard
@@ -84,7 +84,7 @@ func Start(ctx context.Context, cfg Config) (_ *Worker, err error) {
 	} else {
 		return nil, errors.New("kafkaconnect: the connector's properties have no name")
 	}
-	if w.jars, err = Find(ctx, cfg.Progress); err != nil {
+	if w.jars, err = find(ctx, cfg.Progress); err != nil {
 		return nil, err
 	}
 	if w.dir, err = devstack.ScratchDir("connect", true, nil); err != nil {
@@ -137,7 +137,7 @@ func (w *Worker) try(ctx context.Context) error {
 	}
 	w.url = fmt.Sprintf("http://127.0.0.1:%d", port)
 	own := fmt.Sprintf("\nplugin.path=%s\nlisteners=HTTP://127.0.0.1:%d\noffset.storage.file.filename=%s\n", w.jars.Plugins, port, filepath.Join(w.dir, "offsets"))
-	for name, text := range map[string]string{"worker.properties": w.cfg.Worker + own, "connector.properties": w.cfg.Connector, "log4j2.properties": string(Logging)} {
+	for name, text := range map[string]string{"worker.properties": w.cfg.Worker + own, "connector.properties": w.cfg.Connector, "log4j2.properties": string(logging)} {
 		if err := os.WriteFile(filepath.Join(w.dir, name), []byte(text), 0o600); err != nil { // it has passwords
 			return fmt.Errorf("kafkaconnect: %w", err)
 		}
