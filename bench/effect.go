@@ -43,8 +43,8 @@ func (s *stack) read(topic string) (arrivals, func() error, error) {
 
 // apply has them arrive in a table: a consumer of ours inserts a row for each,
 // and an event has arrived when that is committed.
-func (s *stack) apply(ctx context.Context, dsn, topic string) (arrivals, func() error, error) {
-	pool, err := pgxpool.New(ctx, dsn)
+func apply(ctx context.Context, j job) (arrivals, func() error, error) {
+	pool, err := pgxpool.New(ctx, j.dsn)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -52,7 +52,7 @@ func (s *stack) apply(ctx context.Context, dsn, topic string) (arrivals, func() 
 		pool.Close()
 		return nil, nil, err
 	}
-	source, err := applySource(job{dsn: dsn, kafka: s.kafka.Addr(), topic: topic})
+	source, err := applySource(j)
 	if err != nil {
 		pool.Close()
 		return nil, nil, err
@@ -104,14 +104,9 @@ func (e effects) Failing(f consumer.Failure) { slog.Warn("the consumer fails", "
 func (e effects) Alarm(a consumer.Alarm)     { slog.Warn("the consumer has an alarm", "text", a.Text) }
 
 // inTable compares the table with what was committed: each event once.
-func (s *stack) inTable(ctx context.Context, dsn string, events int) error {
-	conn, err := pgx.Connect(ctx, dsn)
-	if err != nil {
-		return err
-	}
-	defer conn.Close(context.WithoutCancel(ctx))
+func inTable(ctx context.Context, pool *pgxpool.Pool, events int) error {
 	var n, holes int
-	if err := conn.QueryRow(ctx, "select count(*), (select count(*) from (select max(seq) - count(*) from effect group by key having max(seq) <> count(*)) h) from effect").Scan(&n, &holes); err != nil {
+	if err := pool.QueryRow(ctx, "select count(*), (select count(*) from (select max(seq) - count(*) from effect group by key having max(seq) <> count(*)) h) from effect").Scan(&n, &holes); err != nil {
 		return err
 	}
 	if n != events || holes > 0 {

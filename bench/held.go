@@ -37,25 +37,12 @@ const sizeSQL = `select coalesce(sum(n_dead_tup), 0)::float8, coalesce(sum(pg_to
 
 // held runs one arm: a while without, and a while under the snapshot.
 func (s *stack) held(ctx context.Context, a *heldArm, n int, free, hold time.Duration) (_ result, err error) {
-	topic, database := fmt.Sprintf("held-%d", n), fmt.Sprintf("held_%d", n)
-	if err := s.topic(ctx, topic, partitions); err != nil {
-		return result{}, err
-	}
-	defer s.dropTopic(ctx, topic)
-	dsn, err := s.database(ctx, database)
+	at, err := s.place(ctx, "held", n, a.prepare)
 	if err != nil {
 		return result{}, err
 	}
-	defer s.dropDatabase(ctx, database)
-	conn, err := pgx.Connect(ctx, dsn)
-	if err != nil {
-		return result{}, err
-	}
-	defer conn.Close(context.WithoutCancel(ctx))
-	if err := a.prepare(ctx, conn); err != nil {
-		return result{}, err
-	}
-	commit, done, err := a.commits(ctx, dsn, topic)
+	defer at.leave()
+	commit, done, err := a.commits(ctx, at.dsn, at.topic)
 	if err != nil {
 		return result{}, err
 	}
@@ -65,7 +52,9 @@ func (s *stack) held(ctx context.Context, a *heldArm, n int, free, hold time.Dur
 	relayCtx, stopRelay := context.WithCancel(ctx)
 	relayEnded := make(chan error, 1)
 	go func() {
-		relayEnded <- a.relay(relayCtx, job{dsn: dsn, kafka: s.kafka.Addr(), topic: topic, tracer: reads}, func() {})
+		j := at.job()
+		j.tracer = reads
+		relayEnded <- a.relay(relayCtx, j, func() {})
 	}()
 	defer func() {
 		stopRelay()
@@ -81,7 +70,7 @@ func (s *stack) held(ctx context.Context, a *heldArm, n int, free, hold time.Dur
 	freeReads := reads.take()
 
 	res := result{figures: map[string]float64{}}
-	heldRate, heldReads, err := s.underSnapshot(ctx, dsn, hold, producers, reads, &res)
+	heldRate, heldReads, err := underSnapshot(ctx, at.pool, hold, producers, reads, &res)
 	want, failed := producers.end()
 	if err = errors.Join(err, failed, ctx.Err()); err != nil {
 		return result{}, err
@@ -93,19 +82,14 @@ func (s *stack) held(ctx context.Context, a *heldArm, n int, free, hold time.Dur
 	for key, v := range map[string]float64{"free": f, "held": h, "reads": h / f, "rate": freeRate, "commits": heldRate / freeRate} {
 		res.figures[key] = v
 	}
-	v, err := s.checkWhenQuiet(ctx, topic, want)
+	v, err := s.checkWhenQuiet(ctx, at.topic, want)
 	res.verdict = &v
 	return res, err
 }
 
 // underSnapshot holds a snapshot while the load goes on; it gives the rate and
 // the reads of the last third.
-func (s *stack) underSnapshot(ctx context.Context, dsn string, hold time.Duration, producers *closedLoop, reads *readTimes, res *result) (rate float64, last []time.Duration, err error) {
-	pool, err := pgxpool.New(ctx, dsn)
-	if err != nil {
-		return 0, nil, err
-	}
-	defer pool.Close()
+func underSnapshot(ctx context.Context, pool *pgxpool.Pool, hold time.Duration, producers *closedLoop, reads *readTimes, res *result) (rate float64, last []time.Duration, err error) {
 	tx, err := pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
 	if err != nil {
 		return 0, nil, err

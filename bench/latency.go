@@ -154,33 +154,25 @@ type timing struct {
 
 // latency runs one arm once.
 func (s *stack) latency(ctx context.Context, a *latencyArm, n int, tm timing, say func(string, ...any)) (_ *latencySample, err error) {
-	name := fmt.Sprintf("latency_%d", n)
-	topic := fmt.Sprintf("latency-%d", n)
-	if err := s.topic(ctx, topic, partitions); err != nil {
-		return nil, err
-	}
-	dsn, err := s.database(ctx, name)
+	at, err := s.place(ctx, "latency", n, a.prepare)
 	if err != nil {
 		return nil, err
 	}
-	defer s.dropDatabase(ctx, name)
-	if err := s.prepare(ctx, a, dsn); err != nil {
-		return nil, err
-	}
-	commit, done, err := a.commits(ctx, dsn, topic)
+	defer at.leave()
+	commit, done, err := a.commits(ctx, at.dsn, at.topic)
 	if err != nil {
 		return nil, err
 	}
 	defer done()
-	pid, stop, err := s.carry(ctx, a, dsn, topic, say)
+	pid, stop, err := s.carry(ctx, a, at.job(), say)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, stop()) }()
 
-	next, end, err := s.read(topic)
+	next, end, err := s.read(at.topic)
 	if a.effect {
-		next, end, err = s.apply(ctx, dsn, topic)
+		next, end, err = apply(ctx, at.job())
 	}
 	if err != nil {
 		return nil, err
@@ -209,11 +201,11 @@ func (s *stack) latency(ctx context.Context, a *latencyArm, n int, tm timing, sa
 	sm.Peak = peakOf(pid)
 	all := steadyWorkload
 	all.Events = offset + int(float64(tm.rate)*tm.length.Seconds())
-	if sm.Verdict, err = s.check(ctx, topic, all.counts()); err != nil {
+	if sm.Verdict, err = s.check(ctx, at.topic, all.counts()); err != nil {
 		return nil, err
 	}
 	if a.effect {
-		if err := s.inTable(ctx, dsn, all.Events); err != nil {
+		if err := inTable(ctx, at.pool, all.Events); err != nil {
 			return nil, err
 		}
 	}
@@ -227,12 +219,8 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-func (s *stack) prepare(ctx context.Context, a *latencyArm, dsn string) error {
-	conn, err := pgx.Connect(ctx, dsn)
-	if err != nil {
-		return err
-	}
-	defer conn.Close(context.WithoutCancel(ctx))
+// prepare makes the arm's tables.
+func (a *latencyArm) prepare(ctx context.Context, conn *pgx.Conn) error {
 	switch {
 	case a.java != nil:
 		return createDebezium(ctx, conn)
@@ -245,15 +233,15 @@ func (s *stack) prepare(ctx context.Context, a *latencyArm, dsn string) error {
 }
 
 // carry starts the relay of an arm.
-func (s *stack) carry(ctx context.Context, a *latencyArm, dsn, topic string, say func(string, ...any)) (pid int, stop func() error, err error) {
+func (s *stack) carry(ctx context.Context, a *latencyArm, j job, say func(string, ...any)) (pid int, stop func() error, err error) {
 	if a.java != nil {
-		w, err := a.java.start(ctx, s, dsn, say)
+		w, err := a.java.start(ctx, s, j.dsn, say)
 		if err != nil {
 			return 0, nil, err
 		}
 		return w.PID(), func() error { return w.Stop(ctx) }, nil
 	}
-	c, err := s.startChild(a.relay, job{dsn: dsn, kafka: s.kafka.Addr(), topic: topic})
+	c, err := s.startChild(a.relay, j)
 	if err != nil {
 		return 0, nil, err
 	}

@@ -18,24 +18,17 @@ var outageArms = []string{"fenceline", "naive relay", "Debezium, tuned"}
 // outage kills the broker under a steady load, starts it again, and sees how long
 // the relay takes to have caught up.
 func (s *stack) outage(ctx context.Context, a *latencyArm, n int, length time.Duration, say func(string, ...any)) (_ result, err error) {
-	topic, database := fmt.Sprintf("outage-%d", n), fmt.Sprintf("outage_%d", n)
-	if err := s.topic(ctx, topic, partitions); err != nil {
-		return result{}, err
-	}
-	dsn, err := s.database(ctx, database)
+	at, err := s.place(ctx, "outage", n, a.prepare)
 	if err != nil {
 		return result{}, err
 	}
-	defer s.dropDatabase(ctx, database)
-	if err := s.prepare(ctx, a, dsn); err != nil {
-		return result{}, err
-	}
-	commit, done, err := a.commits(ctx, dsn, topic)
+	defer at.leave()
+	commit, done, err := a.commits(ctx, at.dsn, at.topic)
 	if err != nil {
 		return result{}, err
 	}
 	defer done()
-	pid, stopRelay, err := s.carry(ctx, a, dsn, topic, say)
+	pid, stopRelay, err := s.carry(ctx, a, at.job(), say)
 	if err != nil {
 		return result{}, err
 	}
@@ -50,7 +43,7 @@ func (s *stack) outage(ctx context.Context, a *latencyArm, n int, length time.Du
 		sent, err = openLoop(ctx, commit, 0, most, time.Now(), time.Second/outageRate, stop, func(int) { committed.Add(1) })
 		ended <- err
 	}()
-	res, failed := s.breakDown(ctx, topic, pid, length, &committed)
+	res, failed := s.breakDown(ctx, at.topic, pid, length, &committed)
 	close(stop)
 	if err := errors.Join(failed, <-ended); err != nil {
 		return result{}, err
@@ -58,7 +51,7 @@ func (s *stack) outage(ctx context.Context, a *latencyArm, n int, length time.Du
 	res.figures["peak"] = float64(peakOf(pid)) / (1 << 20)
 	w := steadyWorkload
 	w.Events = sent
-	v, err := s.checkWhenQuiet(ctx, topic, w.counts())
+	v, err := s.checkWhenQuiet(ctx, at.topic, w.counts())
 	res.verdict = &v
 	res.figures["copies"] = float64(v.Copies)
 	return res, err

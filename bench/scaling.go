@@ -79,28 +79,13 @@ func (f *farStack) close() error {
 // scale lets some relays share a backlog that appears all at once.
 func (f *farStack) scale(ctx context.Context, w workload, instances, n int) (_ result, err error) {
 	f.proxy.setDelay(0)
-	topic, database := fmt.Sprintf("scaling-%d", n), fmt.Sprintf("scaling_%d", n)
-	if err := f.topic(ctx, topic, partitions); err != nil {
-		return result{}, err
-	}
-	dsn, err := f.database(ctx, database)
+	at, err := f.place(ctx, "scaling", n, migrateFenceline)
 	if err != nil {
 		return result{}, err
 	}
-	defer f.dropDatabase(ctx, database)
-	pool, err := pgxpool.New(ctx, dsn)
-	if err != nil {
-		return result{}, err
-	}
-	defer pool.Close()
-	conn, err := pgx.Connect(ctx, dsn)
-	if err != nil {
-		return result{}, err
-	}
-	defer conn.Close(context.WithoutCancel(ctx))
-	if err := migrateFenceline(ctx, conn); err != nil {
-		return result{}, err
-	}
+	defer at.leave()
+	j := at.job()
+	j.kafka = f.proxy.addr()
 	var relays []*childProcess
 	defer func() {
 		for _, c := range relays {
@@ -108,7 +93,7 @@ func (f *farStack) scale(ctx context.Context, w workload, instances, n int) (_ r
 		}
 	}()
 	for range instances {
-		c, err := f.startChild("fenceline", job{dsn: dsn, kafka: f.proxy.addr(), topic: topic})
+		c, err := f.startChild("fenceline", j)
 		if err != nil {
 			return result{}, err
 		}
@@ -117,11 +102,11 @@ func (f *farStack) scale(ctx context.Context, w workload, instances, n int) (_ r
 			return result{}, err
 		}
 	}
-	if err := awaitShares(ctx, pool, instances); err != nil {
+	if err := awaitShares(ctx, at.pool, instances); err != nil {
 		return result{}, err
 	}
 	f.proxy.setDelay(brokerDelay)
-	if err := insertFenceline(ctx, conn, w, topic); err != nil {
+	if err := at.do(ctx, func(ctx context.Context, conn *pgx.Conn) error { return insertFenceline(ctx, conn, w, at.topic) }); err != nil {
 		return result{}, err
 	}
 	var mile milestones
@@ -133,7 +118,7 @@ func (f *farStack) scale(ctx context.Context, w workload, instances, n int) (_ r
 	}
 	client, server, broker := cpu(), cpuOf(f.postgres.PID()), cpuOf(f.kafka.PID())
 	for patience := time.Now().Add(2 * time.Minute); ; {
-		got, err := f.arrived(ctx, topic)
+		got, err := f.arrived(ctx, at.topic)
 		if err != nil {
 			return result{}, err
 		}
@@ -155,7 +140,7 @@ func (f *farStack) scale(ctx context.Context, w workload, instances, n int) (_ r
 	}
 	res.figures["peak"] = float64(peak) / (1 << 20)
 	f.proxy.setDelay(0)
-	v, err := f.check(ctx, topic, w.counts())
+	v, err := f.check(ctx, at.topic, w.counts())
 	res.verdict = &v
 	return res, err
 }

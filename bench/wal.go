@@ -79,39 +79,21 @@ func vacuumOutbox(ctx context.Context, pool *pgxpool.Pool) error {
 
 // wal measures how many bytes of write-ahead log one arm writes for an event.
 func (s *stack) wal(ctx context.Context, a *walArm, n, events int) (_ result, err error) {
-	topic, database := fmt.Sprintf("wal-%d", n), fmt.Sprintf("wal_%d", n)
-	if err := s.topic(ctx, topic, partitions); err != nil {
-		return result{}, err
-	}
-	defer s.dropTopic(ctx, topic)
-	dsn, err := s.database(ctx, database)
+	here, err := s.place(ctx, "wal", n, a.prepare)
 	if err != nil {
 		return result{}, err
 	}
-	defer s.dropDatabase(ctx, database)
-	pool, err := pgxpool.New(ctx, dsn)
-	if err != nil {
-		return result{}, err
-	}
-	defer pool.Close()
-	conn, err := pgx.Connect(ctx, dsn)
-	if err != nil {
-		return result{}, err
-	}
-	defer conn.Close(context.WithoutCancel(ctx))
-	if err := a.prepare(ctx, conn); err != nil {
-		return result{}, err
-	}
-	commit, done, err := a.commits(ctx, dsn, topic)
+	defer here.leave()
+	commit, done, err := a.commits(ctx, here.dsn, here.topic)
 	if err != nil {
 		return result{}, err
 	}
 	defer done()
-	if _, err := conn.Exec(ctx, "checkpoint"); err != nil {
+	if _, err := here.pool.Exec(ctx, "checkpoint"); err != nil {
 		return result{}, err
 	}
 	at := func() (n int64, err error) {
-		err = conn.QueryRow(ctx, "select (pg_current_wal_insert_lsn() - '0/0')::bigint").Scan(&n)
+		err = here.pool.QueryRow(ctx, "select (pg_current_wal_insert_lsn() - '0/0')::bigint").Scan(&n)
 		return n, err
 	}
 	began, err := at()
@@ -130,7 +112,7 @@ func (s *stack) wal(ctx context.Context, a *walArm, n, events int) (_ result, er
 	relayCtx, stopRelay := context.WithCancel(ctx)
 	relayEnded := make(chan error, 1)
 	go func() {
-		relayEnded <- a.relay(relayCtx, job{dsn: dsn, kafka: s.kafka.Addr(), topic: topic}, func() {})
+		relayEnded <- a.relay(relayCtx, here.job(), func() {})
 	}()
 	defer func() {
 		stopRelay()
@@ -138,7 +120,7 @@ func (s *stack) wal(ctx context.Context, a *walArm, n, events int) (_ result, er
 			err = errors.Join(err, fmt.Errorf("the relay ended: %w", e))
 		}
 	}()
-	v, err := s.checkWhenQuiet(ctx, topic, w.counts())
+	v, err := s.checkWhenQuiet(ctx, here.topic, w.counts())
 	if err != nil {
 		return result{}, err
 	}
@@ -146,7 +128,7 @@ func (s *stack) wal(ctx context.Context, a *walArm, n, events int) (_ result, er
 	if err != nil {
 		return result{}, err
 	}
-	if err := a.clean(ctx, pool); err != nil {
+	if err := a.clean(ctx, here.pool); err != nil {
 		return result{}, err
 	}
 	cleaned, err := at()
