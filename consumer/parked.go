@@ -149,6 +149,9 @@ func (b *batch) fetch(e *entry, sql string, args ...any) ([]storedRecord, error)
 		if cause == nil && p.Position() != at {
 			cause = fmt.Errorf("consumer: the mapping makes %s of it", p.Position())
 		}
+		if cause == nil && p.First() != from { // it would give up more, or less, than it is known to
+			cause = fmt.Errorf("consumer: the mapping has %s begin at %d, and it was stored as beginning at %d", p.Position(), p.First(), from)
+		}
 		if cause != nil {
 			p.setUnreadable(at, from, topic, cause)
 		}

@@ -99,6 +99,28 @@ func TestAParkedRecordThatCantBeReadAnyMoreStandsAndEverythingElseGoesOn(t *test
 	}
 }
 
+// A marker that now begins earlier would give up what nobody has.
+func TestAParkedMarkerThatWouldBeginElsewhereIsUnreadable(t *testing.T) {
+	l, m := newChangedLab(t, consumer.GuardConfig{})
+	l.outcomes(l.apply(ev(0, 1, 1), skip(1, 3, 4)), "applied 2", "parked 5c gap")
+	m[""] = func(r *outbox.Record) error {
+		if r.Kind == outbox.KindSkip {
+			r.From = 2
+		}
+		return nil
+	}
+	rs := l.apply(end(0, 2), ev(1, 1, 1), ev(1, 1, 2))
+	if said := l.unreadable(rs, 4, 1, nil); !strings.Contains(said, "begin at 2") || !strings.Contains(said, "beginning at 3") {
+		t.Errorf("it says %q", said)
+	}
+	l.at("1/1/2 {} failing")
+	delete(m, "")
+	ok(t, l.operator().Retry(t.Context(), stream, note))
+	l.at("1/1/4 {[3,5)} free") // an operator needs no handler for a marker
+
+	l.effects("0.1", "1.1", "1.2")
+}
+
 func (l *lab) resumes() (rs []consumer.Result) {
 	l.Helper()
 	if err := l.tx(func(ctx context.Context, tx pgx.Tx) (err error) {
