@@ -90,8 +90,13 @@ type frozen struct {
 	unanswered bool
 }
 
+// Buffers are pooled by what they hold at least. A topic of hundreds of partitions
+// has a buffer on its way for each, of a few records: were these of the size of a
+// full batch, they would be most of the relay's memory.
 var (
-	buffers  = sync.Pool{New: func() any { return new([]byte) }}
+	bufferSizes = [...]int{4 << 10, 16 << 10, 64 << 10}
+	buffers     [len(bufferSizes)]sync.Pool
+
 	encoders = sync.Pool{New: func() any { return new(outbox.WireEncoder) }}
 )
 
@@ -99,23 +104,41 @@ var (
 // large batch doesn't pin its size for ever.
 const maxPooled = 4 << 20
 
-// emptyBatch is a pooled buffer that begins with zeros where the batch's own
-// fields go.
-func emptyBatch() []byte {
-	buf := *buffers.Get().(*[]byte)
-	if cap(buf) < atRecords {
-		buf = make([]byte, atRecords, 64<<10)
+// emptyBatch is a pooled buffer for about so many bytes that begins with zeros
+// where the batch's own fields go.
+func emptyBatch(size int) []byte {
+	class := 0
+	for class < len(bufferSizes)-1 && bufferSizes[class] < size {
+		class++
+	}
+	var buf []byte
+	if b, ok := buffers[class].Get().(*[]byte); ok {
+		buf = *b
+	} else {
+		buf = make([]byte, bufferSizes[class])
 	}
 	buf = buf[:atRecords]
 	clear(buf)
 	return buf
 }
 
+// headersSize is about what the headers of a record take that every record has.
+const headersSize = 300
+
+// sizeOf is about what records take as encoded.
+func sizeOf(records []outbox.Record) int {
+	n := atRecords
+	for i := range records {
+		n += len(records[i].Payload) + len(records[i].Key) + headersSize
+	}
+	return n
+}
+
 // freeze encodes records into a pooled buffer. Everything but the producer's
 // identity is final: the same records give the same bytes.
 func freeze(records []outbox.Record, codec compress.Codec) *frozen {
 	e := encoders.Get().(*outbox.WireEncoder)
-	buf := emptyBatch()
+	buf := emptyBatch(sizeOf(records))
 	first := records[0].CreatedAt.UnixMilli()
 	last := first
 	for i := range records {
@@ -190,7 +213,13 @@ func (f *frozen) release() {
 }
 
 func reuse(buf []byte) {
-	if cap(buf) <= maxPooled {
-		buffers.Put(&buf)
+	if cap(buf) > maxPooled {
+		return
+	}
+	for class := len(bufferSizes) - 1; class >= 0; class-- {
+		if cap(buf) >= bufferSizes[class] {
+			buffers[class].Put(&buf)
+			return
+		}
 	}
 }

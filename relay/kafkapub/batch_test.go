@@ -231,3 +231,21 @@ func BenchmarkFreeze(b *testing.B) {
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/n, "ns/record")
 	b.SetBytes(int64(len(freeze(records, nil).buf)))
 }
+
+// Hundreds of lanes have a buffer each.
+func TestABuffersSizeIsAboutThatOfItsBatch(t *testing.T) {
+	t.Parallel()
+	small, large := record("k", 1, make([]byte, 100)), record("k", 1, make([]byte, 100_000))
+	for range 100 { // whatever the pools have got back
+		for _, c := range []struct {
+			records []outbox.Record
+			most    int
+		}{{[]outbox.Record{small}, 16<<10 - 1}, {[]outbox.Record{small, small, small, small, small, small, small, small, small, small, small, small}, 64<<10 - 1}, {[]outbox.Record{large}, 1 << 20}} {
+			f := freeze(c.records, nil)
+			if n := cap(f.buf); n > c.most || n < len(f.buf) {
+				t.Fatalf("%d records of together %d bytes have a buffer of %d", len(c.records), len(f.buf), n)
+			}
+			f.release()
+		}
+	}
+}

@@ -47,7 +47,7 @@ func compressed(buf []byte, codec compress.Codec) []byte {
 	if codec == nil {
 		return buf
 	}
-	out := appender{emptyBatch()}
+	out := appender{emptyBatch(len(buf))}
 	w := codec.NewWriter(&out)
 	_, err := w.Write(buf[atRecords:])
 	if e := w.Close(); err == nil {

@@ -34,6 +34,14 @@
 //     49 and 59);
 //   - the sequence numbers are used up.
 //
+// # Shared requests
+//
+// A lane sends by itself as long as few requests are on their way to the
+// broker that leads its partition. Where a topic has many partitions, batches
+// that would be one more request, and one more connection, wait for one of
+// these to be answered and go together; see join.go. The lane sees nothing of
+// that: one batch on its way, and an answer of its own.
+//
 // # Why a new producer id keeps the order
 //
 // Call a request's records its run. The relay hands a lane the next batch only

@@ -21,6 +21,9 @@ type lane struct {
 	topic     string
 	partition int
 	route     *route
+	joiner    *joiner
+	// alone: the last attempt failed, so the next goes by itself.
+	alone bool
 
 	// producer is the identity in use; nil: take a new one before sending.
 	producer *producer

@@ -1,7 +1,6 @@
 package kafkapub
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -12,7 +11,6 @@ import (
 	"time"
 
 	"github.com/segmentio/kafka-go"
-	"github.com/segmentio/kafka-go/protocol"
 
 	"github.com/fenceline/fenceline/outbox"
 	"github.com/fenceline/fenceline/relay"
@@ -35,8 +33,14 @@ type Publisher struct {
 	mu     sync.Mutex
 	closed bool
 	calls  sync.WaitGroup // added to under mu, and not after closed
-	routes map[string]*route
+	routes map[string]*joined
 	lanes  map[laneKey]*lane
+}
+
+// joined is the way of a topic's lanes.
+type joined struct {
+	*route
+	joiner *joiner
 }
 
 type laneKey struct {
@@ -55,7 +59,7 @@ func New(config Config) (*Publisher, error) {
 	p := &Publisher{
 		config: config.withDefaults(),
 		dialer: &dialer{},
-		routes: make(map[string]*route),
+		routes: make(map[string]*joined),
 		lanes:  make(map[laneKey]*lane),
 	}
 	p.producers = newProducers(p.config.Logger)
@@ -94,26 +98,26 @@ func (p *Publisher) Produce(ctx context.Context, b *relay.Batch) error {
 		}
 		return fmt.Errorf("kafkapub: %s: nothing was sent: %w", l, cause(ctx, err))
 	}
-	resp, err := l.route.client.RawProduce(ctx, &kafka.RawProduceRequest{
-		Topic:        b.Topic,
-		Partition:    b.Partition,
-		RequiredAcks: kafka.RequireAll,
-		RawRecords:   protocol.RawRecordSet{Reader: bytes.NewReader(f.buf)},
-	})
-	var named map[int]error
-	if err != nil {
+	o := l.joiner.produce(ctx, b.Partition, f.buf, l.alone)
+	l.alone = o.err != nil
+	switch {
+	case o.unsent:
+		// It holds numbers, and may go out under them later.
+		return fmt.Errorf("kafkapub: %s: nothing was sent: %w", l, cause(ctx, o.err))
+	case !o.answered:
 		f.unanswered = true
-	} else {
-		l.notBefore = time.Now().Add(resp.Throttle)
-		err, named = resp.Error, resp.RecordErrors
 	}
+	if o.throttle > 0 {
+		l.notBefore = time.Now().Add(o.throttle)
+	}
+	err = o.err
 	if err == nil {
 		l.settled()
 		b.Frozen = nil
 		f.release()
 		return nil
 	}
-	return p.judge(ctx, l, b, seen, err, named)
+	return p.judge(ctx, l, b, seen, err, o.named)
 }
 
 // judge turns the error of an attempt into Produce's answer, and the lane into
@@ -188,6 +192,7 @@ func (p *Publisher) Close() error {
 	p.end(ErrClosed)
 	p.calls.Wait()
 	for _, r := range routes {
+		r.joiner.close()
 		r.close()
 	}
 	p.dialer.close()
@@ -230,10 +235,11 @@ func (p *Publisher) lane(topic string, partition int) *lane {
 	if l == nil {
 		r := p.routes[topic]
 		if r == nil {
-			r = newRoute(p.life, &p.config, topic, p.dialer)
+			r = &joined{route: newRoute(p.life, &p.config, topic, p.dialer)}
+			r.joiner = newJoiner(p.life, r.route, topic, &p.config)
 			p.routes[topic] = r
 		}
-		l = &lane{topic: topic, partition: partition, route: r}
+		l = &lane{topic: topic, partition: partition, route: r.route, joiner: r.joiner}
 		p.lanes[k] = l
 	}
 	return l

@@ -4,11 +4,14 @@ import (
 	"bytes"
 	"errors"
 	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/segmentio/kafka-go"
+	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/fenceline/fenceline/internal/devstack/apachekafka"
 	"github.com/fenceline/fenceline/internal/kafkatest"
@@ -252,4 +255,53 @@ func TestRealKafkaKilledAndStartedAgainHasOneCopy(t *testing.T) {
 	if got := stored(t, []string{addr}, topic); !slices.Equal(got, []int64{1, 2, 3, 4}) {
 		t.Errorf("log %v", got)
 	}
+}
+
+// Many partitions at once, some of them under a producer of their own, in
+// requests that they share.
+func TestWhateverIsSharedEachPartitionHasItsRecordsOnceAndInOrder(t *testing.T) {
+	t.Parallel()
+	addr := kafkatest.Broker(t)
+	const partitions, batches = 60, 12
+	topic := kafkatest.Topic(t, addr, partitions)
+	p := open(t, []string{addr})
+	var done sync.WaitGroup
+	for i := range partitions {
+		done.Go(func() {
+			seq := int64(0)
+			for n := range batches {
+				b := &relay.Batch{Topic: topic, Partition: i}
+				for range n%3 + 1 {
+					seq++
+					b.Records = append(b.Records, record("k", seq, []byte("x")))
+				}
+				if i%7 == 3 && n == batches/2 {
+					p.lane(topic, i).restart()
+				}
+				insist(t, p, b)
+			}
+		})
+	}
+	done.Wait()
+	const want = batches * 2
+	for i := range partitions {
+		got := consume(t, []string{addr}, topic, int32(i))
+		for n, r := range got {
+			if seq := string(headerOf(r, "ce_fenceseq")); strings.TrimLeft(seq, "0") != strconv.Itoa(n+1) {
+				t.Fatalf("partition %d: record %d has seq %s", i, n, seq)
+			}
+		}
+		if len(got) != want {
+			t.Errorf("partition %d has %d records, want %d", i, len(got), want)
+		}
+	}
+}
+
+func headerOf(r *kgo.Record, name string) []byte {
+	for _, h := range r.Headers {
+		if h.Key == name {
+			return h.Value
+		}
+	}
+	return nil
 }

@@ -1,0 +1,302 @@
+package kafkapub
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/segmentio/kafka-go"
+	"github.com/segmentio/kafka-go/protocol"
+	"github.com/segmentio/kafka-go/protocol/produce"
+	"github.com/segmentio/kafka-go/protocol/rawproduce"
+)
+
+// A topic of hundreds of partitions has hundreds of lanes, each with a request
+// of its own and, in kafka-go, a connection under it. Where their batches are
+// small the requests cost more than the records, at both ends. So when as many
+// requests are on their way to a broker as are good for it, further batches
+// wait for one of these to be answered, and then go together.
+//
+// For a lane nothing changes: it has one batch on its way, and an answer of its
+// own. A request that fails as a whole is an unknown outcome for each.
+//
+// What goes together is answered together: the broker waits for the replicas
+// of all. So a lane whose last attempt failed goes alone, and so does one that
+// has waited for joinWait, which is what happens where the broker is slow and
+// its latency is better spent side by side.
+const (
+	// maxSending is how many requests to a broker are on their way before the
+	// next ones wait.
+	maxSending = 8
+	// maxJoined bounds, in bytes, the batches that go together.
+	maxJoined = 4 << 20
+	// joinWait is how long a batch waits at most before it goes alone.
+	joinWait = 50 * time.Millisecond
+)
+
+// outcome is what became of an attempt.
+type outcome struct {
+	err      error         // the broker's verdict, or why there is none
+	named    map[int]error // the records that it names
+	throttle time.Duration
+	answered bool // err is the broker's, or nil
+	unsent   bool // nothing was sent
+	alone    bool // nothing was sent, and it must not go with others
+}
+
+// joiner sends the batches of a topic's lanes.
+type joiner struct {
+	route   *route
+	topic   string
+	life    context.Context
+	timeout time.Duration // of a request
+	every   time.Duration // between two looks at who leads what
+	wait    time.Duration // joinWait; tests have another
+
+	// turn is held by who looks at the leaders.
+	turn       chan struct{}
+	leaders    map[int]int // by partition; changed by replacing it
+	looked     time.Time
+	generation int // of the route, when it was looked
+
+	mu      sync.Mutex
+	desks   map[int]*desk // by the broker's id
+	sending sync.WaitGroup
+}
+
+// desk is what is on its way to one broker, and what waits for that.
+type desk struct {
+	sending int
+	waiting []*waiting
+}
+
+// waiting is a batch that waits for others. Whoever takes it off the desk
+// answers it.
+type waiting struct {
+	partition int
+	buf       []byte
+	answer    chan outcome
+}
+
+func newJoiner(life context.Context, r *route, topic string, c *Config) *joiner {
+	return &joiner{route: r, topic: topic, life: life, timeout: c.Timeout, every: c.MetadataTTL, wait: joinWait,
+		turn: make(chan struct{}, 1), desks: make(map[int]*desk)}
+}
+
+// produce sends a batch, and returns when it is answered or ctx has ended.
+func (j *joiner) produce(ctx context.Context, partition int, buf []byte, alone bool) outcome {
+	if alone {
+		return j.one(ctx, partition, buf)
+	}
+	leader, known := j.leader(ctx, partition)
+	if !known {
+		return j.one(ctx, partition, buf)
+	}
+	j.mu.Lock()
+	d := j.desks[leader]
+	if d == nil {
+		d = &desk{}
+		j.desks[leader] = d
+	}
+	if d.sending < maxSending {
+		d.sending++
+		j.mu.Unlock()
+		defer j.next(d)
+		return j.one(ctx, partition, buf)
+	}
+	w := &waiting{partition, buf, make(chan outcome, 1)}
+	d.waiting = append(d.waiting, w)
+	j.mu.Unlock()
+
+	patience := time.NewTimer(j.wait)
+	defer patience.Stop()
+	select {
+	case o := <-w.answer:
+		return j.orAlone(ctx, w, o)
+	case <-patience.C:
+	case <-ctx.Done():
+	}
+	if j.withdraw(d, w) {
+		return j.one(ctx, partition, buf)
+	}
+	select {
+	case o := <-w.answer:
+		return j.orAlone(ctx, w, o)
+	case <-ctx.Done():
+		return outcome{err: ctx.Err()}
+	}
+}
+
+func (j *joiner) orAlone(ctx context.Context, w *waiting, o outcome) outcome {
+	if o.alone {
+		return j.one(ctx, w.partition, w.buf)
+	}
+	return o
+}
+
+// one sends a batch by itself.
+func (j *joiner) one(ctx context.Context, partition int, buf []byte) outcome {
+	if err := ctx.Err(); err != nil {
+		return outcome{err: err, unsent: true}
+	}
+	resp, err := j.route.client.RawProduce(ctx, &kafka.RawProduceRequest{
+		Topic:        j.topic,
+		Partition:    partition,
+		RequiredAcks: kafka.RequireAll,
+		RawRecords:   protocol.RawRecordSet{Reader: bytes.NewReader(buf)},
+	})
+	if err != nil {
+		return outcome{err: err}
+	}
+	return outcome{err: resp.Error, named: resp.RecordErrors, throttle: resp.Throttle, answered: true}
+}
+
+// withdraw takes a batch off the desk, unless it was taken.
+func (j *joiner) withdraw(d *desk, w *waiting) bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	i := slices.Index(d.waiting, w)
+	if i < 0 {
+		return false
+	}
+	d.waiting = slices.Delete(d.waiting, i, i+1)
+	return true
+}
+
+// next hands the place of a request that was answered to those that wait.
+func (j *joiner) next(d *desk) {
+	if group := j.take(d); group != nil {
+		j.sending.Go(func() {
+			for ; group != nil; group = j.take(d) {
+				j.together(group)
+			}
+		})
+	}
+}
+
+// take gives what goes together now; if there is nothing, the place is free.
+func (j *joiner) take(d *desk) (group []*waiting) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	n, bytes := 0, 0
+	for ; n < len(d.waiting); n++ {
+		if bytes += len(d.waiting[n].buf); n > 0 && bytes > maxJoined {
+			break
+		}
+	}
+	if n == 0 {
+		d.sending--
+		return nil
+	}
+	group = slices.Clone(d.waiting[:n])
+	d.waiting = slices.Delete(d.waiting, 0, n)
+	return group
+}
+
+// together sends batches in one request, and gives each its answer. Its time is
+// its own: that one of those who wait has given up must not end it for the others.
+func (j *joiner) together(group []*waiting) {
+	ctx, cancel := context.WithTimeout(j.life, j.timeout)
+	defer cancel()
+	partitions := make([]rawproduce.RequestPartition, len(group))
+	for i, w := range group {
+		partitions[i] = rawproduce.RequestPartition{Partition: int32(w.partition), RecordSet: protocol.RawRecordSet{Reader: bytes.NewReader(w.buf)}}
+	}
+	m, err := j.route.transport.RoundTrip(ctx, j.route.client.Addr, &rawproduce.Request{
+		Acks:    int16(kafka.RequireAll),
+		Timeout: int32((j.timeout / 2).Milliseconds()), // as kafka-go's client has it for one
+		Topics:  []rawproduce.RequestTopic{{Topic: j.topic, Partitions: partitions}},
+	})
+	var unsent *rawproduce.Error
+	resp, ok := m.(*produce.Response)
+	switch {
+	case errors.As(err, &unsent):
+		// By the layout that kafka-go has now they don't go to one broker, or one of
+		// them goes nowhere: each finds out for itself.
+		j.lookAgain()
+		for _, w := range group {
+			w.answer <- outcome{err: err, unsent: true, alone: true}
+		}
+		return
+	case err == nil && !ok:
+		err = fmt.Errorf("the answer to a produce request is a %T", m)
+	}
+	if err != nil {
+		for _, w := range group {
+			w.answer <- outcome{err: cause(ctx, err)}
+		}
+		return
+	}
+	answers := make(map[int]outcome, len(group))
+	throttle := time.Duration(resp.ThrottleTimeMs) * time.Millisecond
+	for i := range resp.Topics {
+		for k := range resp.Topics[i].Partitions {
+			if p := &resp.Topics[i].Partitions[k]; resp.Topics[i].Topic == j.topic {
+				answers[int(p.Partition)] = verdictOf(p, throttle)
+			}
+		}
+	}
+	for _, w := range group {
+		o, ok := answers[w.partition]
+		if !ok {
+			o = outcome{err: errors.New("the broker's answer does not speak of the partition"), throttle: throttle}
+		}
+		w.answer <- o
+	}
+}
+
+func verdictOf(p *produce.ResponsePartition, throttle time.Duration) outcome {
+	o := outcome{throttle: throttle, answered: true}
+	switch {
+	case p.ErrorCode == 0:
+	case p.ErrorMessage == "":
+		o.err = kafka.Error(p.ErrorCode)
+	default:
+		o.err = fmt.Errorf("%w: %s", kafka.Error(p.ErrorCode), p.ErrorMessage)
+	}
+	for _, e := range p.RecordErrors {
+		if o.named == nil {
+			o.named = make(map[int]error, len(p.RecordErrors))
+		}
+		o.named[int(e.BatchIndex)] = errors.New(e.BatchIndexErrorMessage)
+	}
+	return o
+}
+
+// leader is who leads a partition, as kafka-go's cache has it: what doesn't go
+// by it any more is found out before it is sent.
+func (j *joiner) leader(ctx context.Context, partition int) (id int, known bool) {
+	select {
+	case j.turn <- struct{}{}:
+		defer func() { <-j.turn }()
+	case <-ctx.Done():
+		return 0, false
+	}
+	if seen := j.route.seen(); j.looked.IsZero() || seen != j.generation || time.Since(j.looked) > j.every {
+		j.leaders, j.generation, j.looked = map[int]int{}, seen, time.Now()
+		partitions, err := j.route.partitions(ctx, j.topic)
+		if err != nil {
+			return 0, false // the request itself will say what is wrong
+		}
+		for _, p := range partitions {
+			j.leaders[p.ID] = p.Leader.ID
+		}
+	}
+	id, known = j.leaders[partition]
+	return id, known
+}
+
+// lookAgain has the next one look who leads what.
+func (j *joiner) lookAgain() {
+	j.turn <- struct{}{}
+	j.looked = time.Time{}
+	<-j.turn
+}
+
+// close returns when nothing is on its way any more. The publisher's life has
+// ended, and no call is under way.
+func (j *joiner) close() { j.sending.Wait() }
