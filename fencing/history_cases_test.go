@@ -137,7 +137,9 @@ func TestWhileTheStandbyIsNotPromotedRetryAndCampaignAskAgain(t *testing.T) {
 	pool.Reset()
 
 	for name, commit := range map[string]func(context.Context, fencing.Content) (fencing.Receipt, error){
-		"callback": func(ctx context.Context, c fencing.Content) (fencing.Receipt, error) { return k.Commit(ctx, pos, c, write) },
+		"callback": func(ctx context.Context, c fencing.Content) (fencing.Receipt, error) {
+			return k.Commit(ctx, pos, c, write)
+		},
 		"batch": func(ctx context.Context, c fencing.Content) (fencing.Receipt, error) {
 			return k.CommitBatch(ctx, pos, c, writeBatch)
 		},
