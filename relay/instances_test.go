@@ -105,7 +105,7 @@ func TestRelaysThatAreKilledPausedAndRestartedLoseAndInvertNothing(t *testing.T)
 	t.Logf("seed %d", seed)
 	r := rand.New(rand.NewPCG(seed, 0))
 	addr := kafkatest.Broker(t)
-	topic := kafkatest.Topic(t, addr, 6)
+	topic := kafkatest.Topic(t, addr, 40) // so that batches share requests
 	proxy := kafkatest.NewProxy(t, addr)
 	pool := pgmigrated.Pool(t)
 	dsn := pool.Config().ConnString()
