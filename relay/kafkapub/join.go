@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/segmentio/kafka-go"
@@ -61,7 +62,8 @@ type joiner struct {
 	turn       chan struct{}
 	leaders    map[int]int // by partition; changed by replacing it
 	looked     time.Time
-	generation int // of the route, when it was looked
+	generation int         // of the route, when it was looked
+	stale      atomic.Bool // they were found to be others
 
 	mu      sync.Mutex
 	desks   map[int]*desk // by the broker's id
@@ -217,7 +219,7 @@ func (j *joiner) together(group []*waiting) {
 	case errors.As(err, &unsent):
 		// By the layout that kafka-go has now they don't go to one broker, or one of
 		// them goes nowhere: each finds out for itself.
-		j.lookAgain()
+		j.stale.Store(true)
 		for _, w := range group {
 			w.answer <- outcome{err: err, unsent: true, alone: true}
 		}
@@ -276,7 +278,7 @@ func (j *joiner) leader(ctx context.Context, partition int) (id int, known bool)
 	case <-ctx.Done():
 		return 0, false
 	}
-	if seen := j.route.seen(); j.looked.IsZero() || seen != j.generation || time.Since(j.looked) > j.every {
+	if seen := j.route.seen(); j.stale.Swap(false) || j.looked.IsZero() || seen != j.generation || time.Since(j.looked) > j.every {
 		j.leaders, j.generation, j.looked = map[int]int{}, seen, time.Now()
 		partitions, err := j.route.partitions(ctx, j.topic)
 		if err != nil {
@@ -288,13 +290,6 @@ func (j *joiner) leader(ctx context.Context, partition int) (id int, known bool)
 	}
 	id, known = j.leaders[partition]
 	return id, known
-}
-
-// lookAgain has the next one look who leads what.
-func (j *joiner) lookAgain() {
-	j.turn <- struct{}{}
-	j.looked = time.Time{}
-	<-j.turn
 }
 
 // close returns when nothing is on its way any more. The publisher's life has
