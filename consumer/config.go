@@ -55,10 +55,14 @@ type Config struct {
 	// to 500.
 	BatchSize int
 	// FetchBytes is about how much is read of a partition at once. While one
-	// such piece is applied the next one is fetched, so twice this, times the
-	// number of partitions, is how much memory is used. One record batch is read
+	// such piece is applied the next one is fetched. One record batch is read
 	// whatever its size. Defaults to 1 MiB.
 	FetchBytes int
+	// FetchMaxBytes is about how much is read of all partitions at once that this
+	// member has. Where FetchBytes of each would be more, each gets an even part of
+	// this, and 16 KiB at least. With the next pieces, which are fetched meanwhile,
+	// twice this is in memory, as Kafka has it. Defaults to 64 MiB.
+	FetchMaxBytes int
 	// Begin is where to begin in a partition of which neither this consumer's
 	// database nor the group has an offset. Defaults to [Earliest].
 	Begin Begin
@@ -185,6 +189,7 @@ func (c *Config) check() error {
 	}{
 		{"BatchSize", &c.BatchSize, 500, 1},
 		{"FetchBytes", &c.FetchBytes, 1 << 20, 1 << 10},
+		{"FetchMaxBytes", &c.FetchMaxBytes, 64 << 20, 1 << 10},
 		{"Attempts", &c.Attempts, 10, 1},
 		{"LossLimit", &c.LossLimit, 20, 1},
 	} {
@@ -243,6 +248,15 @@ func (c *Config) stream(name string) StreamConfig {
 		s.GapAlarm = c.GapAlarm
 	}
 	return s
+}
+
+// leastFetch is how much is read of a partition at once, however many there are.
+const leastFetch = 16 << 10
+
+// fetchBytes is how much is read at once of each of so many partitions.
+func (c *Config) fetchBytes(partitions int) int {
+	part := max(c.FetchMaxBytes/max(partitions, 1), leastFetch)
+	return min(c.FetchBytes, part)
 }
 
 // guard is the part of the configuration that decides.

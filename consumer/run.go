@@ -122,7 +122,8 @@ func (r *runner) generation(ctx context.Context, gen Generation) error {
 	commits := newCommitter(gen, r.cfg.OffsetInterval, r.log)
 	var work sync.WaitGroup
 	on := func(a Assignment, log *slog.Logger) *partition {
-		return &partition{runner: r, gen: gen, assigned: a, commits: commits, applying: applying, log: log, unread: NoOffset, over: NoOffset}
+		return &partition{runner: r, gen: gen, assigned: a, commits: commits, applying: applying, log: log, unread: NoOffset, over: NoOffset,
+			fetchBytes: r.cfg.fetchBytes(len(gen.Assigned()))}
 	}
 	start := func(p *partition, run func(*partition, context.Context) error) {
 		work.Go(func() {

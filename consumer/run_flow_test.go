@@ -17,6 +17,41 @@ import (
 
 // However far behind a consumer is, and however slow its handler: what is in
 // memory is the piece that is being applied and the next one.
+func TestHoweverManyPartitionsThereAreTheirPiecesTogetherHaveABound(t *testing.T) {
+	for _, c := range []struct {
+		partitions, most int
+		want             int // of each
+	}{
+		{1, 0, 1 << 20},          // what Config.FetchBytes defaults to
+		{40, 0, 1 << 20},         // which 64 MiB are enough for
+		{200, 0, 64 << 20 / 200}, // and here not
+		{40, 1 << 20, 1 << 20 / 40},
+		{40, 1 << 10, 16 << 10}, // less makes no sense
+	} {
+		b := newBench(t)
+		log := newMemory("t")
+		log.partitions, log.all = c.partitions, true
+		cfg := b.config()
+		cfg.FetchMaxBytes = c.most
+		stop := b.run(log.source(), cfg, b.apply("x"))
+		asked := func() (n, bytes int) {
+			log.mu.Lock()
+			defer log.mu.Unlock()
+			for _, a := range log.asked {
+				bytes += a
+			}
+			return len(log.asked), bytes
+		}
+		b.eventually("all partitions are read", func() bool { n, _ := asked(); return n == c.partitions })
+		if _, bytes := asked(); bytes != c.partitions*c.want {
+			t.Errorf("%d partitions, FetchMaxBytes %d: together %d bytes are read at once, want %d for each", c.partitions, c.most, bytes, c.want)
+		}
+		if err := stop(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func TestWhileAPieceIsAppliedTheNextIsFetchedAndNoMore(t *testing.T) {
 	b := newBench(t)
 	log := newMemory("t")

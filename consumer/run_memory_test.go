@@ -27,6 +27,10 @@ type memory struct {
 	page int
 	// partitions is how many the topic is said to have; 0 for one.
 	partitions int
+	// all has a member get all partitions, of which the first one has the records.
+	all bool
+	// asked is how many bytes the last fetch of each partition was to give.
+	asked map[int]int
 	// fetched is the highest offset that was given out, plus one.
 	fetched int64
 }
@@ -156,6 +160,13 @@ type memoryGeneration struct {
 func (g *memoryGeneration) Context() context.Context { return g.ctx }
 
 func (g *memoryGeneration) Assigned() []consumer.Assignment {
+	if g.all {
+		var all []consumer.Assignment
+		for i := range g.partitions {
+			all = append(all, consumer.Assignment{Partition: consumer.Partition{Topic: g.topic, ID: i}, Committed: consumer.NoOffset})
+		}
+		return all
+	}
 	return []consumer.Assignment{{Partition: g.partition(), Committed: g.committed}}
 }
 
@@ -173,6 +184,15 @@ func (g *memoryGeneration) Fetch(ctx context.Context, p consumer.Partition, offs
 	for {
 		m := g.memory
 		m.mu.Lock()
+		if m.asked == nil {
+			m.asked = map[int]int{}
+		}
+		m.asked[p.ID] = maxBytes
+		if p.ID > 0 {
+			m.mu.Unlock()
+			<-ctx.Done()
+			return consumer.Fetched{}, ctx.Err()
+		}
 		if len(m.fetchErrs) > 0 {
 			err := m.fetchErrs[0]
 			m.fetchErrs = m.fetchErrs[1:]

@@ -22,6 +22,8 @@ type partition struct {
 	applying context.Context // ends when what is in flight must be given up
 	log      *slog.Logger
 
+	fetchBytes int // of one fetch
+
 	offset int64     // to fetch next
 	end    int64     // the high watermark of the last fetch
 	unread int64     // where a batch can't be read, or NoOffset
@@ -112,7 +114,7 @@ func (p *partition) fetch(reading context.Context, offset int64) *ahead {
 	a := &ahead{offset: offset, cancel: cancel, done: make(chan struct{})}
 	go func() {
 		defer close(a.done)
-		a.f, a.err = p.gen.Fetch(ctx, p.assigned.Partition, offset, p.cfg.FetchBytes)
+		a.f, a.err = p.gen.Fetch(ctx, p.assigned.Partition, offset, p.fetchBytes)
 	}()
 	return a
 }
