@@ -193,7 +193,7 @@ func (f *Fences) acquireOnce(ctx context.Context, key string, cfg LeaseConfig, a
 		remaining    time.Duration
 		reserved     bool
 	)
-	err := f.call(ctx, func(row pgx.Row) error {
+	err := f.wait(ctx, func(row pgx.Row) error {
 		return row.Scan(&won, &epoch, &token, &holder, &expires, &remaining, &reserved)
 	},
 		f.sql.acquire, key, cfg.Holder, cfg.TTL, cfg.Attempt, cfg.Wait, cfg.Own, again)

@@ -10,6 +10,11 @@ import (
 // round trip: whatever isolation the pool's connections begin with, the
 // functions need this one.
 func (f *Fences) query(ctx context.Context, read func(pgx.Rows) error, sql string, args ...any) error {
+	return f.queryBehind(ctx, nil, read, sql, args...)
+}
+
+// queryBehind is query for a statement that needs settings of its own.
+func (f *Fences) queryBehind(ctx context.Context, settings []string, read func(pgx.Rows) error, sql string, args ...any) error {
 	conn, err := f.connection(ctx)
 	if err != nil {
 		return err
@@ -17,6 +22,9 @@ func (f *Fences) query(ctx context.Context, read func(pgx.Rows) error, sql strin
 	defer conn.Release()
 	b := &pgx.Batch{}
 	b.Queue(f.sql.begin)
+	for _, set := range settings {
+		b.Queue(set)
+	}
 	b.Queue(sql, args...).Query(read)
 	b.Queue(f.sql.commit)
 	err = conn.SendBatch(ctx, b).Close()
@@ -28,7 +36,22 @@ func (f *Fences) query(ctx context.Context, read func(pgx.Rows) error, sql strin
 
 // call is query for a statement that gives one row.
 func (f *Fences) call(ctx context.Context, read func(pgx.Row) error, sql string, args ...any) error {
-	return f.query(ctx, func(rows pgx.Rows) error {
+	return f.query(ctx, oneRow(read), sql, args...)
+}
+
+// patientSQL keeps a statement_timeout of the login's, which is for its queries,
+// from a function that waits for a fence as long as its argument says. It would
+// end the wait before the function does, with an error that doesn't name who is in
+// the way; so a takeover would never end a session that keeps it (see unblock).
+const patientSQL = "set local statement_timeout = 0"
+
+// wait is call for a function that waits for others, and bounds that itself.
+func (f *Fences) wait(ctx context.Context, read func(pgx.Row) error, sql string, args ...any) error {
+	return f.queryBehind(ctx, []string{patientSQL}, oneRow(read), sql, args...)
+}
+
+func oneRow(read func(pgx.Row) error) func(pgx.Rows) error {
+	return func(rows pgx.Rows) error {
 		if !rows.Next() {
 			if err := rows.Err(); err != nil {
 				return err
@@ -40,5 +63,5 @@ func (f *Fences) call(ctx context.Context, read func(pgx.Row) error, sql string,
 		}
 		rows.Close()
 		return rows.Err()
-	}, sql, args...)
+	}
 }

@@ -156,6 +156,7 @@ func (f *Fences) settleOnce(ctx context.Context, read func(pgx.Row) error, sql s
 	forgetNotice(conn.Conn().PgConn())
 	b := &pgx.Batch{}
 	b.Queue(f.sql.begin)
+	b.Queue(patientSQL)
 	b.Queue(sql, args...).QueryRow(read)
 	b.Queue(f.sql.commit)
 	if err := conn.SendBatch(ctx, b).Close(); err != nil {
