@@ -30,13 +30,14 @@ type LeaseConfig struct {
 	// holder before it gives up with ErrBlocked. Defaults to TTL.
 	Wait time.Duration
 	// Coalesce is how many commits of the batch shape that wait at the same
-	// time may share a transaction. One with a statement that changes settings
+	// time may share a transaction; with [Config.GroupCommit] as many of this lease,
+	// beside those of others. One with a statement that changes settings
 	// (SET, set_config, …) goes alone. That is told by its text: where a function
 	// or a view changes settings for what is behind it (a tenant, say), use 1,
 	// which gives each commit its own. Defaults to 32.
 	Coalesce int
 	// CoalesceCallbacks is how many commits of the callback shape that wait at
-	// the same time may share a transaction: their callbacks run one after the
+	// the same time may share a transaction, counted as for Coalesce: their callbacks run one after the
 	// other in it, and see what those before them have written. Where one fails,
 	// all are rolled back; the others run again, and the one again alone, so a
 	// callback runs more than once as a matter of course, and its deadline may be

@@ -84,6 +84,7 @@ func (f *Fences) inTurn(ctx context.Context, m *member) error {
 type member struct {
 	gate    Gate
 	timeout time.Duration
+	most    int // how many of its position a transaction may have
 	batch   *Batch
 
 	fn    func(ctx context.Context, tx Tx) error // of the callback shape, which has no batch
@@ -115,7 +116,7 @@ func (f *Fences) member(pos Position, content Content, timeout time.Duration, bu
 	if err := b.build(build); err != nil {
 		return nil, err
 	}
-	m := &member{gate: Gate{pos, content}, timeout: timeout, batch: b, done: make(chan struct{}), single: make(chan struct{})}
+	m := &member{gate: Gate{pos, content}, timeout: timeout, most: groupMembers, batch: b, done: make(chan struct{}), single: make(chan struct{})}
 	m.alone = slices.ContainsFunc(b.queued, func(s statement) bool { return sqltext.ChangesSettings(s.sql) })
 	return m, nil
 }

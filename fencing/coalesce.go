@@ -304,12 +304,16 @@ func gatherFor(took time.Duration) time.Duration { return min(took/gatherPart, g
 // attempts of one step cannot be in one transaction: the second one waits for
 // the first one's receipt. Nor can two positions of a key, of which one is stale
 // at the least, or a key that is in another transaction of the line, whose lock
-// it would wait for.
+// it would wait for. And of a lease as many go together as it allows.
 func (q *line) take() []*member {
 	type step struct{ key, name string }
+	type held struct {
+		pos Position
+		n   int
+	}
 	most := q.share(0) // lanes that are as full as each other get least in each other's way
 	var together, stay []*member
-	positions, steps, statements := map[string]Position{}, map[step]bool{}, 0
+	keys, steps, statements := map[string]held{}, map[step]bool{}, 0
 	for i, m := range q.waiting {
 		n, pos := 1, m.gate.Position
 		if m.batch != nil {
@@ -320,17 +324,17 @@ func (q *line) take() []*member {
 			break
 		}
 		_, up := q.aloft[pos.Key]
-		other, known := positions[pos.Key]
-		if up || known && other != pos ||
+		of, known := keys[pos.Key]
+		if up || known && (of.pos != pos || of.n >= m.most) ||
 			len(together) > 0 && (m.alone || steps[step{pos.Key, m.gate.Content.Step}] || statements+n > coalesceStatements) {
 			stay = append(stay, m)
 			continue
 		}
 		together = append(together, m)
-		positions[pos.Key], steps[step{pos.Key, m.gate.Content.Step}] = pos, true
+		keys[pos.Key], steps[step{pos.Key, m.gate.Content.Step}] = held{pos, of.n + 1}, true
 		statements += n
 	}
-	for key := range positions {
+	for key := range keys {
 		q.aloft[key] = struct{}{}
 	}
 	q.waiting = stay

@@ -35,6 +35,8 @@ type Config struct {
 	// under leases with [LeaseConfig.CoalesceCallbacks]. Each has its own gate, its
 	// own receipt and its own answer; one that fails takes no other with it. It
 	// makes many small commits cheaper, and each wait for company: good is 1 or 2.
+	// A transaction has up to 64 commits, and of a lease as many as its Coalesce or
+	// CoalesceCallbacks says.
 	// Commits that take long, by what the last ones took, go alone.
 	// What commits of different keys lock besides their fences is then locked
 	// together, in the order of their coming, until the slowest of them is done: two

@@ -178,7 +178,7 @@ func (l *Lease) commitAt(ctx context.Context, pos Position, content Content, fn 
 	if err := errors.Join(content.validate(), isFunc(fn != nil)); err != nil {
 		return Receipt{}, err
 	}
-	m := &member{gate: Gate{pos, content}, timeout: l.cfg.GateTimeout, fn: fn, lease: l.ctx, baton: make(chan baton), done: make(chan struct{}), single: make(chan struct{})}
+	m := &member{gate: Gate{pos, content}, timeout: l.cfg.GateTimeout, most: l.cfg.CoalesceCallbacks, fn: fn, lease: l.ctx, baton: make(chan baton), done: make(chan struct{}), single: make(chan struct{})}
 	receipt, err := l.calls.join(ctx, m)
 	return l.f.followed(ctx, m.gate, receipt, err)
 }
@@ -207,6 +207,7 @@ func (l *Lease) CommitBatch(ctx context.Context, content Content, build func(b *
 	if err != nil {
 		return Receipt{}, err
 	}
+	m.most = l.cfg.Coalesce
 	receipt, err := l.line.join(ctx, m)
 	receipt, err = l.f.followed(ctx, m.gate, receipt, err)
 	l.settled(content.Step, pos, receipt, err)
