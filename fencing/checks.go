@@ -13,6 +13,7 @@ import (
 // SettingError says that server or database are set up in a way in which no
 // promise would hold: fsync or full_page_writes off, a table or sequence of ours
 // unlogged, a sequence that gives numbers out ahead, a column of another type;
+// that the login's sessions spell texts or times in a way that can't be read back;
 // or that it is a standby. [New] refuses to start. It matches ErrInvalid.
 type SettingError struct {
 	// Name is what is set wrongly, Have how.

@@ -66,6 +66,9 @@ const columns = `
 // a schema in which the producer's part is. With server, the settings of the
 // server are looked at too.
 func Check(ctx context.Context, q schema.Querier, name string, server bool) error {
+	if err := Session(ctx, q); err != nil {
+		return err
+	}
 	var kind, object, have string
 	err := q.QueryRow(ctx, schema.Expand(problemSQL, name), server).Scan(&kind, &object, &have)
 	switch {
