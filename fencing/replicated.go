@@ -20,9 +20,12 @@ const replicatedSQL = `select pg_logical_emit_message(true, 'fenceline', ''), se
 func (f *Fences) replicated(ctx context.Context, g Gate) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), f.cfg.CommitTimeout)
 	defer cancel()
+	unknown := func(err error) error {
+		return &wrappedError{fmt.Sprintf("fencing: commit of %q step %q: committed before, but whether it is replicated is not known: %v (%v)", g.Position.Key, g.Content.Step, ErrUnknownOutcome, err), ErrUnknownOutcome, err}
+	}
 	conn, err := f.connection(ctx)
 	if err != nil {
-		return connectError(g.Position.Key, err)
+		return unknown(err) // not that nothing was written
 	}
 	defer conn.Release()
 	forgetNotice(conn.Conn().PgConn())
@@ -32,7 +35,7 @@ func (f *Fences) replicated(ctx context.Context, g Gate) error {
 	b.Queue(f.sql.commit)
 	if err := conn.SendBatch(ctx, b).Close(); err != nil {
 		f.rollback(conn)
-		return &wrappedError{fmt.Sprintf("fencing: commit of %q step %q: committed before, but whether it is replicated is not known: %v (%v)", g.Position.Key, g.Content.Step, ErrUnknownOutcome, err), ErrUnknownOutcome, err}
+		return unknown(err)
 	}
 	if notReplicated(conn.Conn().PgConn()) {
 		return fmt.Errorf("fencing: commit of %q step %q: %w", g.Position.Key, g.Content.Step, ErrNotReplicated)
