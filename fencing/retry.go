@@ -82,7 +82,7 @@ func asksAgain(err error) bool {
 	if !ok {
 		return false // the caller's own
 	}
-	switch pg.Code[:2] {
+	switch pg.Code[:min(2, len(pg.Code))] { // who stands between may send none
 	case "08", "53", "57": // connection, resources, operator intervention
 		return true
 	}

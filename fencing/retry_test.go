@@ -58,8 +58,9 @@ func TestRetryStopsAtEveryDefiniteAnswer(t *testing.T) {
 		"unknown, then not replicated":         {[]error{fencing.ErrUnknownOutcome, fencing.ErrNotReplicated}, []error{fencing.ErrNotReplicated}, 2},
 		"unknown, then another history":        {[]error{fencing.ErrUnknownOutcome, fencing.ErrHistory, nil}, []error{fencing.ErrHistory}, 2},
 		// What the first attempt has done is still open.
-		"unknown, then a statement fails": {[]error{fencing.ErrUnknownOutcome, statement, nil}, []error{fencing.ErrUnknownOutcome, statement}, 2},
-		"unknown, then misuse":            {[]error{fencing.ErrUnknownOutcome, fencing.ErrMisuse, nil}, []error{fencing.ErrUnknownOutcome, fencing.ErrMisuse}, 2},
+		"unknown, then a statement fails":           {[]error{fencing.ErrUnknownOutcome, statement, nil}, []error{fencing.ErrUnknownOutcome, statement}, 2},
+		"unknown, then an error without a SQLSTATE": {[]error{fencing.ErrUnknownOutcome, &pgconn.PgError{Message: "of a pooler"}, nil}, []error{fencing.ErrUnknownOutcome}, 2},
+		"unknown, then misuse":                      {[]error{fencing.ErrUnknownOutcome, fencing.ErrMisuse, nil}, []error{fencing.ErrUnknownOutcome, fencing.ErrMisuse}, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
