@@ -206,7 +206,7 @@ func (o *Operator) Expire(ctx context.Context, key, who string) (holder string, 
 	}
 	var h *string
 	var epoch, token *int64
-	if err := o.pool.QueryRow(ctx, o.sql.expire, key, who).Scan(&ended, &epoch, &token, &h); err != nil {
+	if err := o.change(ctx, func(row pgx.Row) error { return row.Scan(&ended, &epoch, &token, &h) }, o.sql.expire, key, who); err != nil {
 		return "", Position{}, false, fmt.Errorf("fencing: expire the lease of %q: %w", key, translate(err))
 	}
 	if h == nil {
@@ -239,8 +239,23 @@ func (o *Operator) SetOwner(ctx context.Context, key, login, who string) error {
 	if login != "" {
 		owner = &login
 	}
-	if _, err := o.pool.Exec(ctx, o.sql.setOwner, key, owner, who); err != nil {
+	if err := o.change(ctx, nothing, o.sql.setOwner, key, owner, who); err != nil {
 		return fmt.Errorf("fencing: assign %q: %w", key, translate(err))
 	}
 	return nil
 }
+
+// change runs a function that mends something, in a transaction like those of
+// [Fences]: what it does behind a lock rests on READ COMMITTED, and the login of a
+// person may be set to write nothing, or to wait for nothing, unless told so.
+func (o *Operator) change(ctx context.Context, read func(pgx.Row) error, sql string, args ...any) error {
+	return pgx.BeginTxFunc(ctx, o.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, patientSQL); err != nil {
+			return err
+		}
+		return read(tx.QueryRow(ctx, sql, args...))
+	})
+}
+
+// nothing reads the answer of a function that gives none.
+func nothing(row pgx.Row) error { return row.Scan(nil) }

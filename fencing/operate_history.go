@@ -75,7 +75,7 @@ func (o *Operator) History(ctx context.Context) (h HistoryInfo, err error) {
 // is recorded, and above the given number: the largest epoch that the lost side
 // is known to have issued, or 0. It returns the beginning of the new history.
 func (o *Operator) Bump(ctx context.Context, above int64, who string) (since int64, err error) {
-	if err := o.pool.QueryRow(ctx, o.sql.bump, above, who).Scan(&since); err != nil {
+	if err := o.change(ctx, func(row pgx.Row) error { return row.Scan(&since) }, o.sql.bump, above, who); err != nil {
 		return 0, fmt.Errorf("fencing: bump the history: %w", translate(err))
 	}
 	return since, nil
@@ -85,7 +85,7 @@ func (o *Operator) Bump(ctx context.Context, above int64, who string) (since int
 // was acknowledged was lost, and nobody else goes on under the old identity.
 // Epochs and leases go on.
 func (o *Operator) Confirm(ctx context.Context, who string) error {
-	if _, err := o.pool.Exec(ctx, o.sql.confirm, who); err != nil {
+	if err := o.change(ctx, nothing, o.sql.confirm, who); err != nil {
 		return fmt.Errorf("fencing: confirm the history: %w", translate(err))
 	}
 	return nil
@@ -94,7 +94,7 @@ func (o *Operator) Confirm(ctx context.Context, who string) error {
 // OnNewHistory sets what the database does the next time that it finds itself to
 // be another. It holds for every program that uses it.
 func (o *Operator) OnNewHistory(ctx context.Context, policy NewHistory, who string) error {
-	if _, err := o.pool.Exec(ctx, o.sql.onNew, string(policy), who); err != nil {
+	if err := o.change(ctx, nothing, o.sql.onNew, string(policy), who); err != nil {
 		return fmt.Errorf("fencing: set what a new history does: %w", translate(err))
 	}
 	return nil
