@@ -252,14 +252,17 @@ func (q *line) landed(l *lane, members, again []*member, took time.Duration) {
 	for _, m := range members {
 		delete(q.aloft, m.gate.Position.Key)
 	}
-	if q.shared {
-		again = slices.DeleteFunc(again, func(m *member) bool {
-			if m.alone {
-				close(m.single)
-			}
-			return m.alone
-		})
-	}
+	again = slices.DeleteFunc(again, func(m *member) bool {
+		switch {
+		case m.ctx.Err() != nil: // while it was in the transaction, when it could not leave
+			m.answer(Receipt{}, m.waitError(context.Cause(m.ctx)))
+		case q.shared && m.alone:
+			close(m.single)
+		default:
+			return false
+		}
+		return true
+	})
 	q.waiting = slices.Insert(q.waiting, 0, again...)
 }
 
