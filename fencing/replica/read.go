@@ -243,7 +243,11 @@ func (r *reading) once(ctx context.Context, conn *pgx.Conn, s *server, stale boo
 	if err != nil {
 		return result, r.fault(s, conn, err)
 	}
-	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }()
+	defer func() { // also when ctx has ended; but a server that hangs must not keep the caller
+		over, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.cfg.ConnectTimeout)
+		defer cancel()
+		_ = tx.Rollback(over)
+	}()
 	if g, ok := r.point.(Generation); ok {
 		refused, err := r.generation(checks, tx, s, g, &result)
 		if err != nil {
