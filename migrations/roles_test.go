@@ -149,11 +149,16 @@ func TestALoginsDefaultsForItsShortQueriesDoNotReachTheMigrations(t *testing.T) 
 	b.exec(`alter role ` + l.name + ` set default_transaction_read_only = on`)
 	b.exec(`alter role ` + l.name + ` set statement_timeout = '1min'`)
 	b.exec(`alter role ` + l.name + ` set timezone = 'Asia/Kathmandu'`)
+	b.exec(`alter role ` + l.name + ` set standard_conforming_strings = off`)
+	b.exec(`do $$ begin
+		if exists (select from pg_settings where name = 'transaction_timeout') then alter role ` + l.name + ` set transaction_timeout = '1min'; end if;
+	end $$`)
 	m := b.migratorOn(dial(t, b.dsn, l.name, "secret"), with(t, map[string]string{
 		"producer/004_look.up.sql": "-- min-library: 1\ncreate table @schema@.look as select pg_catalog.concat_ws(' ', pg_catalog.current_setting('transaction_isolation'),\n" +
-			"pg_catalog.current_setting('statement_timeout'), pg_catalog.current_setting('timezone'), current_user) as seen;\n",
+			"pg_catalog.current_setting('statement_timeout'), pg_catalog.current_setting('timezone'), current_user,\n" +
+			"pg_catalog.current_setting('standard_conforming_strings'), coalesce(pg_catalog.current_setting('transaction_timeout', true), '0')) as seen;\n",
 		"producer/004_look.down.sql": "drop table @schema@.look;\n",
 	}))
 	b.up(m, UpOptions{})
-	equal(t, b.one(`select seen from @schema@.look`), "read committed 0 UTC "+schema.Role(b.schema, "owner"))
+	equal(t, b.one(`select seen from @schema@.look`), "read committed 0 UTC "+schema.Role(b.schema, "owner")+" on 0")
 }

@@ -4,13 +4,16 @@ package migrations
 // a transaction that attempt began.
 
 // settle makes a transaction independent of the login's defaults: an empty
-// search path so that everything must be qualified, no statement timeout that a
-// login has for its short queries, and one spelling of every type, because rows
+// search path so that everything must be qualified, no timeout that a login has
+// for its short queries (of a transaction there is one from PostgreSQL 17 on), texts
+// that are read as they are written, and one spelling of every type, because rows
 // that were seeded are recognised by their text.
 const settle = `
 set local search_path = '';
 set local statement_timeout = 0;
 set local idle_in_transaction_session_timeout = 0;
+select pg_catalog.set_config('transaction_timeout', '0', true) from pg_catalog.pg_settings where name = 'transaction_timeout';
+set local standard_conforming_strings = on;
 set local timezone = 'UTC';
 set local datestyle = 'ISO, YMD';
 set local intervalstyle = 'postgres';
