@@ -80,6 +80,7 @@ func TestNewRefusesALoginWhoseSettingsSpellValuesAnew(t *testing.T) {
 		{"client_encoding = 'LATIN1'", "cache_statement", "client_encoding of the session is LATIN1"},
 		{"client_encoding = 'LATIN1'", "exec", "client_encoding of the session is LATIN1"},
 		{"client_encoding = 'SQL_ASCII'", "exec", ""},
+		{"standard_conforming_strings = off", "cache_statement", "standard_conforming_strings of the session is off"},
 		{"TimeZone = 'Asia/Kathmandu'", "exec", ""},
 		{"bytea_output = 'escape'", "exec", ""},
 	} {

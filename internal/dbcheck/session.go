@@ -15,12 +15,12 @@ import (
 // sessionSQL ends in values that are read back only where the session spells
 // them as the driver expects.
 const sessionSQL = `select current_setting('client_encoding'), current_setting('server_encoding'), current_setting('DateStyle'), current_setting('IntervalStyle'),
-	timestamptz '2000-01-02 03:04:05+00', interval '1 day 1.5 s'`
+	current_setting('standard_conforming_strings'), timestamptz '2000-01-02 03:04:05+00', interval '1 day 1.5 s'`
 
 // The columns of sessionSQL that can fail to be read.
 const (
-	timeColumn     = 4
-	intervalColumn = 5
+	timeColumn     = 5
+	intervalColumn = 6
 )
 
 // Session looks at what a login or a connection string can set for a session, and
@@ -33,10 +33,10 @@ const (
 // a pooler in transaction mode needs they are text, in the session's style, and
 // the driver reads one of each only: every acquire would commit and then fail.
 func Session(ctx context.Context, q schema.Querier) error {
-	var client, server, dates, intervals string
+	var client, server, dates, intervals, strings string
 	var t time.Time
 	var d time.Duration
-	err := q.QueryRow(ctx, sessionSQL).Scan(&client, &server, &dates, &intervals, &t, &d)
+	err := q.QueryRow(ctx, sessionSQL).Scan(&client, &server, &dates, &intervals, &strings, &t, &d)
 	if scan, ok := errors.AsType[pgx.ScanArgError](err); ok {
 		switch scan.ColumnIndex {
 		case timeColumn:
@@ -52,6 +52,10 @@ func Session(ctx context.Context, q schema.Querier) error {
 	if client != "UTF8" && (client != "SQL_ASCII" || !slices.Contains([]string{"UTF8", "SQL_ASCII"}, server)) {
 		return &Problem{"client_encoding of the session", client,
 			"a key or subject that is not ASCII would be stored as another one, with a fence of its own; set it to UTF8 for the login (alter role … set client_encoding = 'UTF8'), or in the connection string"}
+	}
+	if strings != "on" {
+		return &Problem{"standard_conforming_strings of the session", strings,
+			"the functions of the schema would read their own texts in another way than they were written, and find no partition of the outbox; set it to on for the login (alter role … set standard_conforming_strings = on)"}
 	}
 	return nil
 }
