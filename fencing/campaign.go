@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -15,7 +16,8 @@ import (
 // at the latest, and at once when this process gives it up.
 //
 // The waiters of a process queue, in the order in which they came, and only the
-// first asks the database. Among processes, the first that was refused is kept
+// first asks the database; where the key is kept for another one of them by name,
+// that one does. Among processes, the first that was refused is kept
 // in the lease's row; a release reserves the key for it until it will have asked
 // again, so that a holder that comes back at once does not win for ever. After a
 // holder that died, whoever asks first wins.
@@ -32,8 +34,8 @@ func (f *Fences) Campaign(ctx context.Context, key string, cfg LeaseConfig) (*Le
 	if err := cfg.validate(); err != nil {
 		return nil, err
 	}
-	contest := f.join(key)
-	defer f.leave(key, contest)
+	me := f.join(key, cfg.Holder)
+	defer f.leave(me)
 	var last error
 	over := func() error {
 		if last == nil {
@@ -42,8 +44,7 @@ func (f *Fences) Campaign(ctx context.Context, key string, cfg LeaseConfig) (*Le
 		return fmt.Errorf("fencing: campaign for %q: %w (last answer: %w)", key, context.Cause(ctx), last)
 	}
 	select {
-	case <-contest.turn:
-		defer func() { contest.turn <- struct{}{} }()
+	case <-me.turn:
 	case <-ctx.Done():
 		return nil, over()
 	}
@@ -61,6 +62,13 @@ func (f *Fences) Campaign(ctx context.Context, key string, cfg LeaseConfig) (*Le
 		var held *HeldError
 		pause := cfg.poll()
 		switch {
+		case errors.As(err, &held) && held.Reserved && f.pass(me, held.Holder):
+			last, troubled = err, false
+			select {
+			case <-me.turn:
+			case <-ctx.Done():
+			}
+			continue
 		case errors.As(err, &held):
 			pause = max(time.Millisecond, min(pause, held.Remaining))
 			troubled = false
@@ -79,7 +87,7 @@ func (f *Fences) Campaign(ctx context.Context, key string, cfg LeaseConfig) (*Le
 		timer.Reset(pause)
 		select {
 		case <-timer.C:
-		case <-contest.freed:
+		case <-me.freed:
 		case <-ctx.Done():
 		}
 	}
@@ -112,35 +120,63 @@ func passing(err error) bool {
 	return false
 }
 
-// contest is who campaigns for a key in this process.
+// contest is who campaigns for a key in this process, in the order in which they
+// came. The first one has the turn: it asks the database.
 type contest struct {
-	waiters int
-	// turn holds one token: who has it asks the database. Receivers of a channel
-	// are served in the order in which they came.
-	turn chan struct{}
+	queue []*contender
 	// freed wakes who has the turn.
 	freed chan struct{}
 }
 
-func (f *Fences) join(key string) *contest {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	l := f.contests[key]
-	if l == nil {
-		l = &contest{turn: make(chan struct{}, 1), freed: make(chan struct{}, 1)}
-		l.turn <- struct{}{}
-		f.contests[key] = l
-	}
-	l.waiters++
-	return l
+type contender struct {
+	*contest
+	key, holder string
+	turn        chan struct{} // something is in it when the turn has come
 }
 
-func (f *Fences) leave(key string, l *contest) {
+func (f *Fences) join(key, holder string) *contender {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if l.waiters--; l.waiters == 0 {
-		delete(f.contests, key)
+	c := f.contests[key]
+	if c == nil {
+		c = &contest{freed: make(chan struct{}, 1)}
+		f.contests[key] = c
 	}
+	me := &contender{c, key, holder, make(chan struct{}, 1)}
+	if c.queue = append(c.queue, me); len(c.queue) == 1 {
+		me.turn <- struct{}{}
+	}
+	return me
+}
+
+// leave gives the turn on, if there is one to give.
+func (f *Fences) leave(me *contender) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	i := slices.Index(me.queue, me)
+	me.queue = slices.Delete(me.queue, i, i+1)
+	switch {
+	case len(me.queue) == 0:
+		delete(f.contests, me.key)
+	case i == 0:
+		me.queue[0].turn <- struct{}{}
+	}
+}
+
+// pass gives the turn to the first one of this name, for whom the key is kept, if
+// it is in the line: it would stand behind who can't have the key, until nobody is
+// kept it for. Who gives it is next.
+func (f *Fences) pass(me *contender, holder string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	i := slices.IndexFunc(me.queue, func(c *contender) bool { return c.holder == holder })
+	if i < 1 {
+		return false
+	}
+	next := me.queue[i]
+	me.queue = slices.Insert(slices.Delete(me.queue, i, i+1), 0, next)
+	next.turn <- struct{}{}
+	return true
 }
 
 // freed tells the first in line that this process has given the lease up.

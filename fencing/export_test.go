@@ -51,3 +51,17 @@ func Turns(f *Fences) int {
 	defer f.turns.mu.Unlock()
 	return len(f.turns.keys)
 }
+
+// WaitForContenders waits until n campaign for a key in a process.
+func WaitForContenders(f *Fences, key string, n int) {
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		f.mu.Lock()
+		c := f.contests[key]
+		there := c != nil && len(c.queue) >= n
+		f.mu.Unlock()
+		if there {
+			return
+		}
+	}
+	panic("nobody campaigns")
+}

@@ -45,6 +45,40 @@ func handedOver(w *world) {
 	w.ok(next.Context().Err())
 }
 
+// Only the first of those who campaign in a process asks the database. Where the key
+// was handed over to one behind it, that one's turn has come.
+func TestASuccessorThatWaitsInTheSameProcessHasItsTurn(t *testing.T) {
+	t.Parallel()
+	successorInLine(newWorld(t))
+}
+
+func successorInLine(w *world) {
+	a := w.workerAt("a", w.producer, 3)
+	lease := a.acquire("k")
+	as := func(holder string) fencing.LeaseConfig {
+		return fencing.LeaseConfig{TTL: 5 * time.Minute, PollEvery: time.Minute, Holder: holder}
+	}
+	first := a.campaignLater(ctx, "k", as("first"))
+	w.inLine("k", "first")
+	gone, giveUp := context.WithCancel(ctx)
+	second := a.campaignLater(gone, "k", as("second"))
+	fencing.WaitForContenders(a.Fences, "k", 2)
+	third := a.campaignLater(ctx, "k", as("third"))
+	fencing.WaitForContenders(a.Fences, "k", 3)
+	w.ok(lease.HandOver(ctx, "third"))
+	won := w.won(third)
+	if won.Holder() != "third" || won.Position().Token != 2 {
+		w.Errorf("%s has it under %v", won.Holder(), won.Position())
+	}
+	// The others are in their order again, also without the one that gives up.
+	giveUp()
+	w.is((<-second).err, context.Canceled)
+	w.ok(won.Release(ctx))
+	if won := w.won(first); won.Holder() != "first" {
+		w.Errorf("%s has it", won.Holder())
+	}
+}
+
 func TestASuccessorThatDoesNotComeKeepsNobodyOutForEver(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
