@@ -86,8 +86,8 @@ func (f *Fences) commitCallbacks(ctx context.Context, conn *pgxpool.Conn, member
 	return outcome{fate: committed, at: -1}, -1
 }
 
-// companyTime is the part of the gate's timeout within which the callbacks of a
-// company must be done. It bounds how long a takeover waits for them, which for
+// companyTime is the part of the gate's timeout (the shortest one, of leases that
+// differ) within which the callbacks of a company must be done. It bounds how long a takeover waits for them, which for
 // one callback is a matter of how long it idles: slow ones go alone.
 const companyTime = 4
 
@@ -117,9 +117,9 @@ func (f *Fences) commitCompany(ctx context.Context, conn *pgxpool.Conn, members 
 		return outcome{fate: ended, at: -1, err: err}, -1
 	}
 	var checks []int // which of sent look at the pass
-	passed := time.Now()
+	passed, limit := time.Now(), shortest(members)/companyTime
 	for i, m := range members {
-		if time.Since(passed) > m.timeout/companyTime {
+		if time.Since(passed) > limit {
 			for _, m := range members {
 				m.alone = true
 			}

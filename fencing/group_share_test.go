@@ -3,6 +3,7 @@ package fencing_test
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -41,5 +42,40 @@ func aLeaseBoundsItsOwnInAGroup(w *world) {
 			w.Errorf("shape %s: up to %d commits of the lease in a transaction, want %d", shape, n, most)
 		}
 		w.oneTransaction(shape, shape+"0")
+	}
+}
+
+// The fences of all callbacks of a company are locked until the last one is done.
+// A lease that lets takeovers wait for a short time only is not in one that lasts
+// as long as another lease allows.
+func TestACompanyLastsNoLongerThanEachOfItsLeasesAllows(t *testing.T) {
+	t.Parallel()
+	companyOfUnequals(newWorld(t))
+}
+
+func companyOfUnequals(w *world) {
+	a := w.group(1, 1)
+	with := func(gate time.Duration) fencing.LeaseConfig {
+		return fencing.LeaseConfig{TTL: 5 * time.Minute, CoalesceCallbacks: 8, GateTimeout: gate}
+	}
+	slow, next, brief := a.acquireWith("slow", with(5*time.Minute)), a.acquireWith("next", with(5*time.Minute)), a.acquireWith("brief", with(4*time.Second))
+	var runs, nexts atomic.Int64
+	commit := func(lease *fencing.Lease, fn func()) func() (fencing.Receipt, error) {
+		return func() (fencing.Receipt, error) {
+			return lease.Commit(ctx, content("s", "x"), func(context.Context, fencing.Tx) error { fn(); return nil })
+		}
+	}
+	for _, got := range a.inGroup(fencing.WaitForGroupCallbacks,
+		commit(slow, func() {
+			if runs.Add(1) == 1 {
+				time.Sleep(1100 * time.Millisecond) // more than a part of the brief one's
+			}
+		}),
+		commit(next, func() { nexts.Add(1) }),
+		commit(brief, func() {})) {
+		w.ok(got.err)
+	}
+	if runs.Load() != 2 || nexts.Load() != 1 {
+		w.Errorf("the slow one ran %d times, and the one behind it %d: it ran in a company that had lasted too long", runs.Load(), nexts.Load())
 	}
 }
