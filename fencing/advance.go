@@ -14,7 +14,11 @@ import (
 // smaller one gives ErrStale. Zero takes the next one.
 //
 // A managed lease of the key ends with it. The login needs the role
-// fenceline_advancer, which producers should not have.
+// fenceline_advancer, which producers should not have. The transaction must be
+// READ COMMITTED, and can only be rolled back after an error: [*RefusedError]
+// matching ErrStale or ErrClosed, [*BlockedError] when a commit in progress lasts
+// longer than 5 s, ErrHistory, ErrOwner, ErrIsolation, ErrMisuse behind the gate of
+// the same key, [*InvalidError] or ErrInvalid, or the database's.
 func (f *Fences) Advance(ctx context.Context, tx pgx.Tx, key string, token int64) (Position, error) {
 	if err := validateKey(key); err != nil {
 		return Position{}, err

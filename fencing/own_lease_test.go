@@ -23,7 +23,7 @@ import (
 // Commits under the position that it returns are refused as soon as somebody
 // with a larger token has done the same.
 func reign(ctx context.Context, fences *fencing.Fences, pool *pgxpool.Pool, key string, token int64) (pos fencing.Position, err error) {
-	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) (err error) {
+	err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) (err error) {
 		pos, err = fences.Advance(ctx, tx, key, token)
 		return err
 	})
@@ -62,7 +62,7 @@ func transitionsToken(transitions *int32) int64 {
 // position its results are committed. A run that hangs is overtaken by the next
 // one: from then on it commits nothing.
 func runDue(ctx context.Context, fences *fencing.Fences, pool *pgxpool.Pool, job string, every time.Duration) (pos fencing.Position, due bool, err error) {
-	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+	err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		var run int64
 		// clock_timestamp() and not now(): behind the wait for the row the
 		// transaction's own time would be an old one.
@@ -202,6 +202,8 @@ func TestALockFromElsewhereEndsTheWorkAndTheFenceWhatIsLeftOfIt(t *testing.T) {
 	if transitionsToken(&two) != 3 || three != 1 {
 		t.Error("tokens of a Lease object")
 	}
+	w.exec("alter role " + w.loginOf(o.pool.Config().ConnString()) + " set default_transaction_isolation = 'serializable'")
+	o.pool.Reset() // such a login does as well
 	_, err = reign(ctx, o.Fences, o.pool, "k", 1235)
 	w.ok(err)
 	_, err = o.commit(late, content("s2", "x"))
