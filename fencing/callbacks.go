@@ -197,11 +197,12 @@ func (f *Fences) enterCompany(ctx context.Context, conn *pgxpool.Conn, members [
 	r, ok := errors.AsType[*RefusedError](refusal)
 	for i, m := range members {
 		switch {
-		case ok && r.Evidence.Step == m.gate.Content.Step && r.Answer == ErrReplayed:
-			m.receipt = replay(m.gate, r.Evidence)
-			return i, refusal
 		case ok && r.Evidence.Step == m.gate.Content.Step:
-			m.err = m.gate.Content.recheck(refusal)
+			// It may turn out to be a replay only now: of an attempt that was made with
+			// another algorithm.
+			if m.err = m.gate.Content.recheck(refusal); errors.Is(m.err, ErrReplayed) {
+				m.receipt, m.err = replay(m.gate, r.Evidence), nil
+			}
 			return i, refusal
 		case !ok && m.ctx.Err() != nil:
 			m.err = &companyError{context.Cause(m.ctx)}
