@@ -8,12 +8,14 @@ import (
 	"github.com/fenceline/fenceline/internal/schema"
 )
 
+// printBegin is as attempt begins a transaction: no default of the login's reaches
+// what is in it.
+const printBegin = "\nbegin isolation level read committed, read write;" + settle + ";"
+
 // printHead is what prepare does, for a tool that can't decide: every statement
 // is one that may run again. The block grants a role to oneself only where that
 // is needed, in the words that the server's version wants.
-const printHead = `
-begin;
-set local search_path = '';
+const printHead = printBegin + `
 select pg_catalog.pg_advisory_xact_lock(%[1]d);
 do $fenceline$
 declare
@@ -75,7 +77,7 @@ func (m *Migrator) Print(w io.Writer, part Part, version int, direction Directio
 		fmt.Fprintf(&b, m.expand("insert into @schema@.schema_version (part, version, name, checksum, min_library, schema_name)\n"+
 			"values ('%s', %d, '%s', '%s', %d, '%s');\n"), part, version, file.Name, file.Checksum, file.MinLibrary, m.config.Schema)
 	case Down:
-		fmt.Fprintf(&b, "\nbegin;\nset local search_path = '';\nselect pg_catalog.pg_advisory_xact_lock(%d);\nset local role %s;\n",
+		fmt.Fprintf(&b, printBegin+"\nselect pg_catalog.pg_advisory_xact_lock(%d);\nset local role %s;\n",
 			m.lockKey, schema.Quote(m.role(schema.KindOwner)))
 		fmt.Fprintf(&b, m.expand(printGuard), part, version)
 		b.WriteString("\n" + m.expand(strings.TrimSpace(file.down)) + "\n;\n\n")

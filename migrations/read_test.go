@@ -3,6 +3,7 @@ package migrations
 import (
 	"bytes"
 	"context"
+	"strings"
 	"testing"
 
 	"github.com/fenceline/fenceline/internal/schema"
@@ -110,6 +111,23 @@ func TestPrintedScriptsDoWhatUpAndDownDo(t *testing.T) {
 	b.down(m, DownOptions{Part: Consumer, Force: true})
 	b.up(m, UpOptions{})
 	equal(t, b.contents(), printed)
+
+	// Nor do they depend on what the login begins transactions with.
+	l := b.login("superuser")
+	for _, setting := range []string{"default_transaction_read_only = on", "default_transaction_isolation = 'serializable'", "statement_timeout = '1min'"} {
+		b.exec(`alter role ` + l.name + ` set ` + setting)
+	}
+	for _, direction := range []Direction{Down, Up} {
+		var script bytes.Buffer
+		if err := m.Print(&script, Producer, 3, direction); err != nil {
+			t.Fatal(err)
+		}
+		seen := "select pg_catalog.concat_ws(' ', pg_catalog.current_setting('transaction_isolation'), pg_catalog.current_setting('statement_timeout'))"
+		look := strings.Replace(script.String(), "\ncommit;", "\nselect 1 / ("+seen+" = 'read committed 0')::int;\ncommit;", 1)
+		if _, err := dial(t, b.dsn, l.name, "secret").Exec(context.Background(), look); err != nil {
+			t.Errorf("%s: %v", direction, err)
+		}
+	}
 
 	contains(t, m.Print(&bytes.Buffer{}, Producer, 4, Up), "no producer migration 4")
 	contains(t, m.Print(&bytes.Buffer{}, Producer, 1, "sideways"), `unknown direction "sideways"`)
