@@ -306,14 +306,30 @@ func (e *wrappedError) Unwrap() []error {
 	return []error{e.sentinel, e.cause}
 }
 
-// fatal says that the server ended the session with this error. The severity
-// that is not translated into the server's language says so.
+// fatal says that the server ended the session with this error, or that the error
+// is not the server's: a pooler that has lost its server says so in an error of its
+// own, in the place of an answer to what may have happened. The severity is the one
+// that is not translated into the server's language.
 func fatal(pg *pgconn.PgError) bool {
 	s := pg.SeverityUnlocalized
 	if s == "" {
 		s = pg.Severity
 	}
-	return s == "FATAL" || s == "PANIC"
+	return s == "FATAL" || s == "PANIC" || foreign(pg)
+}
+
+// foreign says that an error is about the connection and not the server's own: each
+// of those names the routine that it comes from. (Of other errors it is believed that
+// somebody between has passed them on, and left that out.)
+func foreign(pg *pgconn.PgError) bool {
+	if pg.Routine != "" {
+		return false
+	}
+	switch pg.Code[:min(2, len(pg.Code))] {
+	case "", "08", "57", "58", "XX": // none, connection, operator intervention, system, internal
+		return true
+	}
+	return false
 }
 
 func parseEvidence(detail string) Evidence {

@@ -131,7 +131,7 @@ func endsTransaction(c pgconn.CommandTag) bool {
 }
 
 // answeredByServer says that the server refused, so that nothing was written:
-// an error of one of the statements, or of a deferred constraint. 25P03 ends
+// an error of one of the statements, or of a deferred constraint, and its own. 25P03 ends
 // only idle sessions, which had not received COMMIT.
 func answeredByServer(err error) bool {
 	var pg *pgconn.PgError
@@ -143,8 +143,13 @@ func answeredByServer(err error) bool {
 // still lives is one on which every answer has been read; that of COMMIT would
 // have been among them.
 func notSent(conn *pgx.Conn, err error) bool {
-	_, early := errors.AsType[pgx.ErrPreprocessingBatch](err)
-	return early || pgconn.SafeToRetry(err) || !conn.IsClosed() && !conn.PgConn().IsBusy()
+	if _, early := errors.AsType[pgx.ErrPreprocessingBatch](err); early || pgconn.SafeToRetry(err) {
+		return true
+	}
+	if pg, ok := errors.AsType[*pgconn.PgError](err); ok && foreign(pg) {
+		return false // it stands in the place of an answer
+	}
+	return !conn.IsClosed() && !conn.PgConn().IsBusy()
 }
 
 // only is the one statement with this text; -1 if there are several.

@@ -93,8 +93,13 @@ func (l *link) answers() {
 		if err != nil {
 			return
 		}
-		if frame[0] == 'C' && bytes.Equal(frame[5:], []byte("COMMIT\x00")) && l.lose() {
-			return
+		if frame[0] == 'C' && bytes.Equal(frame[5:], []byte("COMMIT\x00")) {
+			if d := l.lose(); d != nil {
+				if d.instead == nil {
+					return
+				}
+				frame = d.instead
+			}
 		}
 		if frame[0] == 'Z' && frame[5] == 'I' { // ready for the next transaction
 			l.mu.Lock()
@@ -120,24 +125,27 @@ func (l *link) mark(frame []byte) {
 	l.marked[d] = true
 }
 
-// lose says whether the answer to COMMIT that has come is the one to be lost.
-func (l *link) lose() bool {
+// lose says by which order the answer to COMMIT that has come is to be lost; nil if
+// it isn't.
+func (l *link) lose() *drop {
 	l.proxy.mu.Lock()
 	defer l.proxy.mu.Unlock()
 	d := l.proxy.drop
 	if d == nil {
-		return false
+		return nil
 	}
 	l.mu.Lock()
 	mine := d.marker == "" || l.marked[d]
 	l.mu.Unlock()
 	if !mine {
-		return false
+		return nil
 	}
 	l.proxy.drop = nil
-	l.cut() // before anybody is told
+	if d.instead == nil {
+		l.cut() // before anybody is told
+	}
 	close(d.done)
-	return true
+	return d
 }
 
 func (l *link) forward(to net.Conn, frame []byte) bool {

@@ -1,6 +1,7 @@
 package pgproxy
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -25,8 +26,9 @@ type Proxy struct {
 
 // drop is an order to lose an answer.
 type drop struct {
-	marker string
-	done   chan struct{}
+	marker  string
+	instead []byte // what the client is told; nil for nothing, and the connection is cut
+	done    chan struct{}
 }
 
 // Listen starts a proxy on a free loopback port in front of the server at
@@ -61,7 +63,20 @@ func (p *Proxy) DSN(dsn string) (string, error) {
 // or a key among the arguments, say. The channel is closed when it has
 // happened. A second order replaces one that has not been carried out.
 func (p *Proxy) DropNextCommitAnswer(marker string) <-chan struct{} {
-	d := &drop{marker: marker, done: make(chan struct{})}
+	return p.order(&drop{marker: marker, done: make(chan struct{})})
+}
+
+// FailNextCommitAnswer is DropNextCommitAnswer, but the client is told an error of
+// the proxy's own, as a pooler does that has lost its server: with a severity, a
+// SQLSTATE and a message, and without the place in the source by which the server's
+// errors can be told. The connection stays.
+func (p *Proxy) FailNextCommitAnswer(marker, severity, code, message string) <-chan struct{} {
+	body := "S" + severity + "\x00V" + severity + "\x00C" + code + "\x00M" + message + "\x00\x00"
+	frame := binary.BigEndian.AppendUint32([]byte{'E'}, uint32(4+len(body)))
+	return p.order(&drop{marker: marker, instead: append(frame, body...), done: make(chan struct{})})
+}
+
+func (p *Proxy) order(d *drop) <-chan struct{} {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.drop = d
