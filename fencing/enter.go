@@ -12,7 +12,8 @@ import (
 // Enter passes the gate inside a transaction of the caller's, who commits it.
 // It is for those who must own their transaction; [Fences.Commit] is shorter
 // and handles every outcome. The transaction must be READ COMMITTED, and Enter
-// a statement of its own in it.
+// a statement of its own in it. From then on the transaction may be idle, or busy in
+// one statement, for Config.GateTimeout at most.
 //
 // Every answer but a first commit is an error, after which the transaction can
 // only be rolled back: a [*RefusedError] also for ErrReplayed.
