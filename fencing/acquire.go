@@ -38,7 +38,7 @@ type LeaseConfig struct {
 	Coalesce int
 	// CoalesceCallbacks is how many commits of the callback shape that wait at
 	// the same time may share a transaction, counted as for Coalesce: their callbacks run one after the
-	// other in it, and see what those before them have written. Where one fails,
+	// other in it, and see what those before them have written or queued. Where one fails,
 	// all are rolled back; the others run again, and the one again alone, so a
 	// callback runs more than once as a matter of course, and its deadline may be
 	// noticed as late as the company takes, which is bounded by a part of the

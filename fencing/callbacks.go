@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -135,8 +136,11 @@ func (f *Fences) commitCompany(ctx context.Context, conn *pgxpool.Conn, members 
 		if err == nil {
 			err = s.ended()
 		}
+		if err == nil && i < len(members)-1 {
+			err = s.flush(m.ctx)
+		}
 		over = append(over, s.close...)
-		if status := conn.Conn().PgConn().TxStatus(); err != nil && status != 'T' && status != 'E' && !conn.Conn().IsClosed() {
+		if status := conn.Conn().PgConn().TxStatus(); err != nil && status != 'T' && status != 'E' && !conn.Conn().IsClosed() || errors.Is(err, errTorn) {
 			return torn(err)
 		}
 		if err != nil {
@@ -173,6 +177,38 @@ func (f *Fences) commitCompany(ctx context.Context, conn *pgxpool.Conn, members 
 	}
 	return o, culprit
 }
+
+// flush sends what a callback has queued before the next one begins, which sees what
+// those before it have written: in a transaction of its own it would, since the fence
+// lets nobody in before COMMIT. Left until then, a queued write would come behind
+// what the next callback has made of the rows as they were. Events and the result
+// wait: no login can tell.
+func (s *session) flush(ctx context.Context) error {
+	b := &pgx.Batch{}
+	var ended error
+	s.queued = slices.DeleteFunc(s.queued, func(q statement) bool {
+		if q.sql == s.f.sql.append || q.sql == s.f.sql.setResult {
+			return false
+		}
+		b.Queue(q.sql, q.args...).Exec(func(c pgconn.CommandTag) error {
+			if endsTransaction(c) && ended == nil {
+				ended = errTorn
+			}
+			return nil
+		})
+		return true
+	})
+	if b.Len() == 0 {
+		return nil
+	}
+	if err := s.conn.SendBatch(ctx, b).Close(); err != nil {
+		return err
+	}
+	return ended
+}
+
+// errTorn: a statement of a company has ended its transaction.
+var errTorn = errors.New("fencing: a queued statement ended the transaction")
 
 // enterCompany begins the transaction and passes the gate of all members, in one
 // round trip. The wait for the fence ends with the context of any of them. A

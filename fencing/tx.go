@@ -25,7 +25,8 @@ type Tx interface {
 	pgx.Tx
 	// Gate says which gate it has passed.
 	Gate() Pass
-	// Queue puts a statement into the round trip of COMMIT. Its result is not
+	// Queue puts a statement into the round trip of COMMIT; where callbacks share a
+	// transaction, into one before the next of them begins. Its result is not
 	// seen; its error fails the commit, and is a [*StatementError]. It runs after
 	// everything that the callback did, and a savepoint that is rolled back does
 	// not take it back. An empty statement (an [*InvalidError]) and one that begins
