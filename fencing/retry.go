@@ -66,6 +66,9 @@ func Retry(ctx context.Context, commit func(ctx context.Context) (Receipt, error
 // answers says that an error answers for all attempts: the gate has compared,
 // or refuses whoever comes.
 func answers(err error) bool {
+	if errors.As(err, new(*StatementError)) {
+		return false // whatever a statement of the caller's has met
+	}
 	return gateRefusal(err) != nil || errors.Is(err, ErrHistory) || errors.Is(err, ErrInvalid) || errors.Is(err, ErrIsolation)
 }
 

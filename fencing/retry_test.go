@@ -3,6 +3,7 @@ package fencing_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -44,6 +45,7 @@ func TestRetryStopsAtEveryDefiniteAnswer(t *testing.T) {
 	t.Parallel()
 	refusal := &fencing.RefusedError{Answer: fencing.ErrStale}
 	statement := &fencing.StatementError{Err: &pgconn.PgError{Code: "23505", Message: "duplicate", SeverityUnlocalized: "ERROR"}}
+	argument := &fencing.StatementError{Err: fmt.Errorf("of a function of ours: %w", fencing.ErrInvalid)}
 	down := &pgconn.PgError{Code: "57P03", Message: "starting up", SeverityUnlocalized: "FATAL"}
 	for name, c := range map[string]struct {
 		attempts []error
@@ -58,9 +60,10 @@ func TestRetryStopsAtEveryDefiniteAnswer(t *testing.T) {
 		"unknown, then not replicated":         {[]error{fencing.ErrUnknownOutcome, fencing.ErrNotReplicated}, []error{fencing.ErrNotReplicated}, 2},
 		"unknown, then another history":        {[]error{fencing.ErrUnknownOutcome, fencing.ErrHistory, nil}, []error{fencing.ErrHistory}, 2},
 		// What the first attempt has done is still open.
-		"unknown, then a statement fails":           {[]error{fencing.ErrUnknownOutcome, statement, nil}, []error{fencing.ErrUnknownOutcome, statement}, 2},
-		"unknown, then an error without a SQLSTATE": {[]error{fencing.ErrUnknownOutcome, &pgconn.PgError{Message: "of a pooler"}, nil}, []error{fencing.ErrUnknownOutcome}, 2},
-		"unknown, then misuse":                      {[]error{fencing.ErrUnknownOutcome, fencing.ErrMisuse, nil}, []error{fencing.ErrUnknownOutcome, fencing.ErrMisuse}, 2},
+		"unknown, then a statement has an argument out of range": {[]error{fencing.ErrUnknownOutcome, argument, nil}, []error{fencing.ErrUnknownOutcome, argument}, 2},
+		"unknown, then a statement fails":                        {[]error{fencing.ErrUnknownOutcome, statement, nil}, []error{fencing.ErrUnknownOutcome, statement}, 2},
+		"unknown, then an error without a SQLSTATE":              {[]error{fencing.ErrUnknownOutcome, &pgconn.PgError{Message: "of a pooler"}, nil}, []error{fencing.ErrUnknownOutcome}, 2},
+		"unknown, then misuse":                                   {[]error{fencing.ErrUnknownOutcome, fencing.ErrMisuse, nil}, []error{fencing.ErrUnknownOutcome, fencing.ErrMisuse}, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
