@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -176,7 +177,8 @@ func (e *HeldError) Unwrap() error { return ErrHeld }
 // BlockedError says which backends' commits kept the fence.
 type BlockedError struct {
 	Key string
-	// PIDs are the backends that held the fence's lock.
+	// PIDs are the backends that held the fence's lock; none where it was a prepared
+	// transaction, or has ended meanwhile.
 	PIDs []int32
 	// Own is set, and PIDs empty, where it is commits of the same [Lease] that
 	// were waited for, and none of the database's waits: for so long, which is
@@ -188,6 +190,9 @@ type BlockedError struct {
 func (e *BlockedError) Error() string {
 	if e.Own != 0 {
 		return fmt.Sprintf("fencing: fence of %q: %v of the same lease, which did not end within its gate timeout of %v: try again, but not from the callback of that commit, which would wait for itself", e.Key, ErrBlocked, e.Own)
+	}
+	if len(e.PIDs) == 0 {
+		return fmt.Sprintf("fencing: fence of %q: %v, of a backend that has gone meanwhile, or of a prepared transaction, which no timeout ends: try again, and look at pg_prepared_xacts", e.Key, ErrBlocked)
 	}
 	return fmt.Sprintf("fencing: fence of %q: %v (backend pid %v): try again; the gate's timeout ends it when it idles, or stays in one statement, for so long, but not while it goes from statement to statement: one that doesn't end by itself is ended by pg_terminate_backend", e.Key, ErrBlocked, e.PIDs)
 }
@@ -248,7 +253,8 @@ func translate(err error) error {
 			BlockedBy []int32 `json:"blocked_by"`
 		}
 		_ = json.Unmarshal([]byte(pg.Detail), &d) // ours; an error leaves it empty
-		return &BlockedError{Key: d.Key, PIDs: d.BlockedBy}
+		// A prepared transaction has a lock, and no backend.
+		return &BlockedError{Key: d.Key, PIDs: slices.DeleteFunc(d.BlockedBy, func(pid int32) bool { return pid == 0 })}
 	case "FL011":
 		return &wrappedError{"fencing: " + pg.Message, ErrInvalid, err}
 	case "FL012":
