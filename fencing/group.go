@@ -50,7 +50,7 @@ func (f *Fences) lines(cfg LeaseConfig) (batches, calls *line) {
 	if cfg.CoalesceCallbacks == 1 {
 		return batches, nil
 	}
-	if calls = f.groupCalls; calls == nil {
+	if calls = f.groupCalls; calls == nil || cfg.Coalesce == 1 {
 		calls = newLine(f, 1, cfg.CoalesceCallbacks, f.commitCallbacks)
 	}
 	return batches, calls

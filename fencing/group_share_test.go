@@ -79,3 +79,34 @@ func companyOfUnequals(w *world) {
 		w.Errorf("the slow one ran %d times, and the one behind it %d: it ran in a company that had lasted too long", runs.Load(), nexts.Load())
 	}
 }
+
+// A lease with Coalesce 1 takes no part in groups, nor do its callbacks, which may
+// share a transaction among themselves.
+func TestTheCallbacksOfALeaseThatStaysOutOfGroupsStayAmongThemselves(t *testing.T) {
+	t.Parallel()
+	callbacksAmongThemselves(newWorld(t))
+}
+
+func callbacksAmongThemselves(w *world) {
+	a := w.group(1, 2)
+	out := a.acquireWith("out", fencing.LeaseConfig{TTL: 5 * time.Minute, Coalesce: 1, CoalesceCallbacks: 8})
+	in := a.acquireWith("in", fencing.LeaseConfig{TTL: 5 * time.Minute, CoalesceCallbacks: 8})
+	callback := func(lease *fencing.Lease, step string) func() (fencing.Receipt, error) {
+		return func() (fencing.Receipt, error) {
+			return lease.Commit(ctx, content(step, "x"), func(context.Context, fencing.Tx) error { return nil })
+		}
+	}
+	for _, got := range a.atOnce(func(n int) {
+		if n == 1 {
+			fencing.WaitForGroupCallbacks(a.Fences, 1)
+		} else {
+			fencing.WaitForCallbacks(out, n-1)
+		}
+	}, []func() (fencing.Receipt, error){callback(in, "3"), callback(out, "1"), callback(out, "2")}) {
+		w.ok(got.err)
+	}
+	w.oneTransaction("1", "2")
+	if n := value[int](w, "select count(distinct xid) from fenceline.receipt"); n != 2 {
+		w.Errorf("%d transactions", n)
+	}
+}
