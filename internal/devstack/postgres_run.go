@@ -169,7 +169,8 @@ func (p *Postgres) end(ctx context.Context, first os.Signal) error {
 		return nil
 	}
 	process := p.process
-	polite, cancel := context.WithTimeout(ctx, 10*time.Second)
+	// It writes its last checkpoint first, which takes as long as a busy disk wants.
+	polite, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	if err := process.Signal(first); err != nil {
 		return err
