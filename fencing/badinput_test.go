@@ -3,6 +3,7 @@ package fencing_test
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"strings"
 	"testing"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"github.com/fenceline/fenceline/internal/pgmigrated"
 	"github.com/fenceline/fenceline/internal/pgtest"
 	"github.com/fenceline/fenceline/internal/schema"
+	"github.com/fenceline/fenceline/migrations"
 )
 
 func TestAContextThatIsOverBeginsNothing(t *testing.T) {
@@ -194,6 +196,7 @@ func TestNewNamesWhatIsSetWronglyAndTheRemedy(t *testing.T) {
 		`alter table fenceline.head alter key type text collate "POSIX"`:                                                                {"column fenceline.head.key", `collate "C"`},
 		"alter table fenceline.receipt rename committed_at to at":                                                                       {"column fenceline.receipt.committed_at", "timestamp with time zone"},
 		"alter table fenceline.outbox drop column xid; alter table fenceline.outbox add xid xid8 not null default pg_current_xact_id()": {"order of the columns", "xid first"},
+		`do $$ begin execute format('alter database %I set client_encoding = latin1', current_database()); end $$`:                      {"the client encoding", "client_encoding=UTF8"},
 	} {
 		w := &world{TB: t, dsn: pgmigrated.Migrated(t)}
 		w.admin = pgtest.Connect(t, w.dsn)
@@ -209,5 +212,44 @@ func TestNewNamesWhatIsSetWronglyAndTheRemedy(t *testing.T) {
 	pool := pgtest.Connect(t, pgmigrated.Login(t, w.dsn, schema.KindProducer))
 	if _, err := fencing.New(ctx, pool, fencing.Config{AllowUnsafeDatabase: true}); err != nil {
 		t.Errorf("as the migrations made it: %v", err)
+	}
+}
+
+func TestNewRefusesADatabaseWhoseEncodingLacksKeys(t *testing.T) {
+	t.Parallel()
+	admin := pgtest.Pool(t)
+	for encoding, refused := range map[string]bool{"LATIN1": true, "SQL_ASCII": false} {
+		name := strings.ToLower(admin.Config().ConnConfig.Database + "_" + encoding)
+		create := "create database " + pgx.Identifier{name}.Sanitize() + " template template0 locale 'C' encoding '" + encoding + "'"
+		if _, err := admin.Exec(ctx, create); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if _, err := admin.Exec(ctx, "drop database "+pgx.Identifier{name}.Sanitize()+" (force)"); err != nil {
+				t.Error(err)
+			}
+		})
+		cfg := admin.Config()
+		cfg.ConnConfig.Database = name
+		pool, err := pgxpool.NewWithConfig(ctx, cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(pool.Close)
+		m, err := migrations.New(pool, migrations.Config{Logger: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := m.Up(ctx, migrations.UpOptions{Parts: []migrations.Part{migrations.Producer}}); err != nil {
+			t.Fatal(err)
+		}
+		_, err = fencing.New(ctx, pool, fencing.Config{AllowUnsafeDatabase: true})
+		var setting *fencing.SettingError
+		switch {
+		case !refused && err != nil:
+			t.Errorf("%s: %v", encoding, err)
+		case refused && (!errors.As(err, &setting) || setting.Name != "the database encoding" || setting.Have != encoding):
+			t.Errorf("%s: %v", encoding, err)
+		}
 	}
 }

@@ -29,6 +29,8 @@ set application_name = 'fenceline relay checkpoint';
 set default_transaction_isolation = 'read committed';
 set default_transaction_read_only = off`
 
+const doctorSettings = `set application_name = 'fenceline relay doctor'`
+
 // PoolerError is returned by [Run] when something between the relay and
 // PostgreSQL, a pooler in transaction mode usually, hands its sessions from one
 // backend to another. Point the relay's DSN at PostgreSQL itself; producers may
@@ -71,8 +73,11 @@ func hangUp(conn *pgx.Conn) {
 // backend in a transaction, a pooler in transaction mode has to give conn a
 // different one than it had, or none.
 func pinned(ctx context.Context, conn, other *pgx.Conn) (uint32, error) {
-	// Without a prepared statement, which another backend would not know.
-	const ask, plain = "select pg_backend_pid()", pgx.QueryExecModeSimpleProtocol
+	// Without a prepared statement, which another backend would not know. Nor by
+	// the simple protocol, which the driver refuses on a connection that is not in
+	// UTF8 or reads backslashes in strings: both may be set for a login or by a
+	// cluster that was made without a locale, and nothing here minds them.
+	const ask, plain = "select pg_backend_pid()", pgx.QueryExecModeExec
 	var before, after uint32
 	if err := conn.QueryRow(ctx, ask, plain).Scan(&before); err != nil {
 		return 0, fmt.Errorf("relay: check the connection: %w", err)

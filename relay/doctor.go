@@ -165,13 +165,15 @@ func (e *exam) toLook(user string) string {
 }
 
 func (e *exam) direct() {
-	a, err := e.pool.Acquire(e.ctx)
+	// As a session does it: each is out of the pool at once, so that a pool of
+	// one connection is no pool in which this one waits for itself.
+	a, err := dial(e.ctx, e.pool, doctorSettings)
 	if err == nil {
-		defer a.Release()
-		b, second := e.pool.Acquire(e.ctx)
+		defer hangUp(a)
+		b, second := dial(e.ctx, e.pool, doctorSettings)
 		if err = second; err == nil {
-			defer b.Release()
-			_, err = pinned(e.ctx, a.Conn(), b.Conn())
+			defer hangUp(b)
+			_, err = pinned(e.ctx, a, b)
 		}
 	}
 	var pooler *PoolerError
