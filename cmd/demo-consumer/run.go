@@ -12,7 +12,7 @@ import (
 )
 
 // run joins the consumer group and applies events to the read model.
-func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err error) {
 	var (
 		d           database
 		kafka       config.Kafka
@@ -28,6 +28,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err := config.Parse(s, args, stdout); err != nil {
 		return err
 	}
+	defer func() { err = config.Stopped(ctx, err) }()
 	security, err := kafka.Open()
 	if err != nil {
 		return err

@@ -105,10 +105,69 @@ func TestALoginWithoutTheRoleIsToldWhichOneToGrant(t *testing.T) {
 	want(t, cmdtest.Run(t, env, "relay", "run"), 1, "fenceline_relay")
 }
 
-func TestAnUnreachableBrokerEndsWith1(t *testing.T) {
+// A sidecar that ended here would keep its application from starting for as long
+// as an outage of Kafka takes.
+func TestARelayThatStartsDuringAnOutageOfKafkaWaitsItOut(t *testing.T) {
 	addr := nobody(t)
-	env := cmdtest.Env{"FENCELINE_POSTGRES_DSN=" + cmdtest.Migrated(t), "FENCELINE_KAFKA_BROKERS=" + addr}
-	want(t, cmdtest.Run(t, env, "relay", "run"), 1, "no Kafka broker can be reached at "+addr, "check -kafka", "refused")
+	env := cmdtest.Env{"FENCELINE_POSTGRES_DSN=" + cmdtest.Migrated(t), "FENCELINE_KAFKA_BROKERS=" + addr, "FENCELINE_TOPICS=quakes", "FENCELINE_HTTP=127.0.0.1:0"}
+	p := cmdtest.Start(t, env, "relay", "run")
+	probe := cmdtest.Env{"FENCELINE_HTTP=" + serving(t, p)}
+	p.WaitFor(t, "being ready", func() bool { return cmdtest.Run(t, probe, "relay", "probe", "readyz").Code == 0 })
+	want(t, cmdtest.Run(t, probe, "relay", "probe", "livez"), 0)
+	want(t, p.Terminate(t), 0, "no Kafka broker can be reached", addr, "refused", "check -kafka")
+}
+
+// silent is a server that takes connections and says nothing.
+func silent(t *testing.T) (addr string, met <-chan struct{}) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var clients []net.Conn
+	first, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			if clients = append(clients, c); len(clients) == 1 {
+				close(first)
+			}
+		}
+	}()
+	t.Cleanup(func() {
+		_ = l.Close()
+		<-done
+		for _, c := range clients {
+			_ = c.Close()
+		}
+	})
+	return l.Addr().String(), first
+}
+
+// A rollout that is taken back stops what has just begun.
+func TestARelayThatIsToldToStopWhileItStartsEndsWith0(t *testing.T) {
+	database, asked := silent(t)
+	p := cmdtest.Start(t, cmdtest.Env{"FENCELINE_POSTGRES_DSN=postgres://u@" + database + "/db?sslmode=disable&connect_timeout=600", "FENCELINE_KAFKA_BROKERS=127.0.0.1:1"}, "relay", "run")
+	p.WaitFor(t, "the database to be asked", func() bool { return closed(asked) })
+	want(t, p.Terminate(t), 0)
+
+	broker, asked := silent(t)
+	p = cmdtest.Start(t, cmdtest.Env{"FENCELINE_POSTGRES_DSN=" + cmdtest.Migrated(t), "FENCELINE_KAFKA_BROKERS=" + broker, "FENCELINE_HTTP=off"}, "relay", "run")
+	p.WaitFor(t, "the broker to be asked", func() bool { return closed(asked) })
+	want(t, p.Terminate(t), 0)
+}
+
+func closed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
 }
 
 func TestTopicsThatCannotBeUsedEndWith1AndAreAllNamed(t *testing.T) {

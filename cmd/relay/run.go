@@ -15,7 +15,7 @@ import (
 	"github.com/fenceline/fenceline/relay/kafkapub"
 )
 
-func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err error) {
 	var (
 		postgres config.Postgres
 		kafka    brokers
@@ -46,6 +46,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	if err := config.Parse(s, args, stdout); err != nil {
 		return err
 	}
+	defer func() { err = config.Stopped(ctx, err) }()
 	limitMemory()
 	cfg.Schema, cfg.Logger = postgres.Schema, log.Logger(stderr)
 	if keep.Keep > 0 {
@@ -67,11 +68,20 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		return err
 	}
 	defer pool.Close()
-	if err := kafka.Reach(ctx); err != nil {
+	var away *config.NoBrokerError
+	switch err := kafka.Reach(ctx); {
+	case errors.As(err, &away):
+		// It may be an outage, which a relay waits out whenever it meets one: beside
+		// an application, in its Pod, it must not keep that from starting. The topics
+		// are looked at when their first events come.
+		cfg.Logger.Error("no Kafka broker can be reached; starting all the same, and events wait until one can", "brokers", away.Brokers, "causes", away.Causes,
+			"remedy", "if this is no outage, check -kafka")
+	case err != nil:
 		return err
-	}
-	if err := checkTopics(ctx, &kafka, publisher, topics, timeout); err != nil {
-		return err
+	default:
+		if err := checkTopics(ctx, &kafka, publisher, topics, timeout); err != nil {
+			return err
+		}
 	}
 	defer web.serve(ctx, pool, cfg.Schema, cfg.Logger)()
 	cfg.Logger.Info("relay starting", "version", version.String(), "schema", cfg.Schema, "brokers", kafka.Brokers)

@@ -47,6 +47,15 @@ func (e *UsageError) Unwrap() error { return e.Err }
 // ExitFailed and prints nothing more.
 var ErrReported = errors.New("failed")
 
+// Stopped is what a command returns that runs until it is told to stop, in place
+// of err: to be told so while it still starts is no failure.
+func Stopped(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
 // Parse is Set.Parse with its error marked as a mistake in the usage.
 func Parse(s *Set, args []string, stdout io.Writer) error {
 	if err := s.Parse(args, stdout); err != nil {

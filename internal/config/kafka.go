@@ -84,8 +84,20 @@ func CheckBrokers(v string) error {
 	return nil
 }
 
+// NoBrokerError is that none of the brokers can be reached: an outage, or a wrong
+// address.
+type NoBrokerError struct {
+	// Brokers are the addresses, Causes why each can't be reached.
+	Brokers, Causes []string
+}
+
+// Error implements error.
+func (e *NoBrokerError) Error() string {
+	return fmt.Sprintf("no Kafka broker can be reached at %s: check -kafka, and that a broker is up (%s)", strings.Join(e.Brokers, ","), strings.Join(e.Causes, "; "))
+}
+
 // Reach tries whether one of the brokers can be reached, so that a wrong
-// address is told at once instead of looking like an outage.
+// address is told at once. The error is a *NoBrokerError, but for the context's.
 func (k *Kafka) Reach(ctx context.Context) error {
 	var causes []string
 	dialer := net.Dialer{Timeout: 5 * time.Second}
@@ -99,5 +111,5 @@ func (k *Kafka) Reach(ctx context.Context) error {
 		}
 		causes = append(causes, err.Error())
 	}
-	return fmt.Errorf("no Kafka broker can be reached at %s: check -kafka, and that a broker is up (%s)", strings.Join(k.Brokers, ","), strings.Join(causes, "; "))
+	return &NoBrokerError{k.Brokers, causes}
 }
