@@ -51,6 +51,11 @@ type Hooks struct {
 	// makes.
 	Retained func(r RetentionReport, err error)
 
+	// RetentionLost is called when another instance takes care of the retention
+	// from now on, after this one did: what Retained was told last of partitions
+	// that are overdue is that one's to tell.
+	RetentionLost func()
+
 	// Paused is called when the instance learns that an operator has paused the
 	// relays, or that they may go on.
 	Paused func(paused bool)

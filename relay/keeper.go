@@ -23,6 +23,7 @@ type keeper struct {
 	retention RetentionConfig
 
 	lease   *fencing.Lease
+	told    bool              // Hooks.Retained was, and Hooks.RetentionLost wasn't since
 	overdue map[string]string // what was last said of each partition
 }
 
@@ -55,10 +56,20 @@ func (k *keeper) ours(ctx context.Context) bool {
 	var err error
 	k.lease, err = k.fences.Acquire(ctx, RetentionKey, fencing.LeaseConfig{TTL: max(k.cfg.LeaseTTL, 30*time.Second)})
 	var held *fencing.HeldError
-	if err != nil && ctx.Err() == nil && !errors.As(err, &held) {
+	switch {
+	case err == nil:
+		return true
+	case errors.As(err, &held):
+		if k.told {
+			k.overdue, k.told = nil, false
+			if h := k.cfg.Hooks.RetentionLost; h != nil {
+				h()
+			}
+		}
+	case ctx.Err() == nil:
 		k.cfg.Logger.Warn("cannot ask for the lease of the retention, trying again", "in", k.retention.Every, "error", err)
 	}
-	return err == nil
+	return false
 }
 
 func (k *keeper) pass(ctx context.Context) {
@@ -85,6 +96,7 @@ func (k *keeper) pass(ctx context.Context) {
 	} else {
 		k.overdue = now
 	}
+	k.told = true
 	if k.cfg.Hooks.Retained != nil {
 		k.cfg.Hooks.Retained(report, err)
 	}

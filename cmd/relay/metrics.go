@@ -153,8 +153,9 @@ func (m *metrics) hooks() relay.Hooks {
 				m.paused.Set(1)
 			}
 		},
-		Shards:   func(shards []int) { m.shards.Set(float64(len(shards))) },
-		Retained: m.retained,
+		Shards:        func(shards []int) { m.shards.Set(float64(len(shards))) },
+		Retained:      m.retained,
+		RetentionLost: func() { m.tellOverdue(nil) }, // else an alarm here would outlast its cause
 	}
 }
 
@@ -168,8 +169,12 @@ func (m *metrics) retained(r relay.RetentionReport, err error) {
 		m.retentionFailures.Inc()
 		return
 	}
+	m.tellOverdue(r.Overdue)
+}
+
+func (m *metrics) tellOverdue(partitions []relay.Partition) {
 	kept := map[string]int{}
-	for _, p := range r.Overdue {
+	for _, p := range partitions {
 		kept[p.Kept]++
 	}
 	for _, reason := range overdueReasons {

@@ -226,3 +226,31 @@ func scrape(t *testing.T, m *metrics) string {
 	defer server.Close()
 	return get(t, server.URL)
 }
+
+func TestWhatIsOverdueIsNotToldAnyMoreByAnInstanceThatNoLongerLooks(t *testing.T) {
+	m := newMetrics()
+	h := m.hooks()
+	overdue := func() (all float64) {
+		families, err := m.registry.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range families {
+			if f.GetName() != "fenceline_outbox_overdue_partitions" {
+				continue
+			}
+			for _, reason := range f.GetMetric() {
+				all += reason.GetGauge().GetValue()
+			}
+		}
+		return all
+	}
+	h.Retained(relay.RetentionReport{Overdue: []relay.Partition{{Kept: relay.KeptHeld}}}, nil)
+	if overdue() != 1 {
+		t.Errorf("%v partitions are overdue, want 1", overdue())
+	}
+	h.RetentionLost()
+	if overdue() != 0 {
+		t.Errorf("%v partitions are overdue by the word of an instance that doesn't look", overdue())
+	}
+}
