@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/fenceline/fenceline/internal/version"
 )
@@ -65,11 +66,12 @@ func Parse(s *Set, args []string, stdout io.Writer) error {
 }
 
 // Main runs the command that args name and returns the exit code. An interrupt
-// or SIGTERM ends the command's context; a second one ends the process.
+// or SIGTERM ends the command's context; another one, from patience on behind it,
+// ends the process.
 func Main(program, summary string, commands []Command, args []string, stdout, stderr io.Writer) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	context.AfterFunc(ctx, stop)
+	afterPatience(ctx, stop)
 	commands = append(commands, Command{"version", "print the version of this build", func(_ context.Context, args []string, stdout, _ io.Writer) error {
 		if err := Parse(New(program+" version", "Prints the version of this build."), args, stdout); err != nil {
 			return err
@@ -92,6 +94,16 @@ func Main(program, summary string, commands []Command, args []string, stdout, st
 		fmt.Fprintf(stderr, "%s: %s\n", program, strings.TrimPrefix(err.Error(), program+": "))
 		return ExitFailed
 	}
+}
+
+// patience is how long signals behind the first one are taken for the same wish:
+// "timeout" sends its own to the program and then to the group that it is in, and
+// the second would end a stop half-way.
+const patience = time.Second
+
+// afterPatience stops listening for signals, so that they end the process again.
+func afterPatience(ctx context.Context, stop func()) {
+	context.AfterFunc(ctx, func() { time.AfterFunc(patience, stop) })
 }
 
 func dispatch(ctx context.Context, program, summary string, commands []Command, args []string, stdout, stderr io.Writer) error {
