@@ -2,6 +2,8 @@ package config
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
@@ -72,6 +74,9 @@ func explain(err error) (cause, remedy string) {
 	if errors.As(err, &pg) {
 		switch pg.Code {
 		case "28P01", "28000": // invalid password, invalid authorization
+			if strings.Contains(pg.Message, "no encryption") {
+				return pg.Message, "the server may want TLS: set sslmode=verify-full in -postgres, or add a line to its pg_hba.conf"
+			}
 			return pg.Message, "check user and password in -postgres, and the server's pg_hba.conf"
 		case "3D000": // unknown database
 			return pg.Message, "check the database's name in -postgres, or create it"
@@ -81,6 +86,9 @@ func explain(err error) (cause, remedy string) {
 			return pg.Message, "try again in a moment"
 		}
 		return pg.Message, "check -postgres"
+	}
+	if cause, remedy := explainTLS(err); cause != "" {
+		return cause, remedy
 	}
 	var op *net.OpError
 	if errors.As(err, &op) {
@@ -94,6 +102,31 @@ func explain(err error) (cause, remedy string) {
 		return "no answer in time", "check host and port in -postgres, and what stands between, such as a firewall"
 	}
 	return strings.ReplaceAll(err.Error(), "\n\t", "; "), "check -postgres, and that the server is up"
+}
+
+// explainTLS is explain for what keeps a connection from being encrypted as the
+// sslmode wants it; empty if that isn't the cause.
+func explainTLS(err error) (cause, remedy string) {
+	var (
+		authority x509.UnknownAuthorityError
+		host      x509.HostnameError
+		invalid   x509.CertificateInvalidError
+		alert     tls.AlertError
+		op        *net.OpError
+	)
+	switch {
+	case errors.As(err, &authority):
+		return "the server's certificate is signed by an authority that is not trusted", "name the file with the authority that has signed it with sslrootcert in -postgres"
+	case errors.As(err, &host):
+		return "the server's certificate is not for its address: " + host.Error(), "reach the server by a name in its certificate, or have the authority alone checked with sslmode=verify-ca"
+	case errors.As(err, &invalid):
+		return "the server's certificate is refused: " + invalid.Error(), "renew it, or name the authority that has signed it with sslrootcert in -postgres; check this machine's clock"
+	case errors.As(err, &alert), errors.As(err, &op) && op.Op == "remote error":
+		return "the server refuses the TLS connection: " + strings.ReplaceAll(err.Error(), "\n\t", "; "), "if it wants a client certificate, name one that it trusts with sslcert and sslkey in -postgres"
+	case strings.Contains(err.Error(), "server refused TLS connection"):
+		return "the server doesn't speak TLS, and sslmode insists on it", "turn ssl on in the server, or set sslmode=disable in -postgres where nobody can listen on the way"
+	}
+	return "", ""
 }
 
 // NeedsRole adds to an error about a missing right which group roles the command

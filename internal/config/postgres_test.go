@@ -2,9 +2,13 @@ package config
 
 import (
 	"context"
+	"crypto/tls"
+	"encoding/pem"
 	"errors"
 	"fmt"
+	"io"
 	"net"
+	"net/http/httptest"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -93,14 +97,18 @@ func TestAFailingConnectionIsOneLineWithTheRemedyAndWithoutThePassword(t *testin
 		return u.String()
 	}
 	closed, silent := listener(t, true), listener(t, false)
+	encrypted, authority := encrypting(t)
 	right := *server
 	right.Path = "/nothing_here"
 	for name, c := range map[string]struct{ dsn, want string }{
-		"refused":  {at(closed, "/d"), "check host and port in -postgres, and that the server is up"},
-		"silent":   {at(silent, "/d") + "&connect_timeout=1", "check host and port"},
-		"several":  {"host=127.0.0.1,127.0.0.1 port=1,2 user=u password=" + password, "check host and port"},
-		"password": {at(server.Host, "/postgres"), "check user and password in -postgres"},
-		"database": {right.String(), "check the database's name in -postgres, or create it"},
+		"refused":               {at(closed, "/d"), "check host and port in -postgres, and that the server is up"},
+		"silent":                {at(silent, "/d") + "&connect_timeout=1", "check host and port"},
+		"no TLS":                {strings.Replace(at(server.Host, "/d"), "sslmode=disable", "sslmode=require", 1), "set sslmode=disable in -postgres"},
+		"authority of nobody's": {strings.Replace(at(encrypted, "/d"), "sslmode=disable", "sslmode=verify-full", 1), "an authority that is not trusted: name the file with the authority that has signed it with sslrootcert"},
+		"another name":          {strings.Replace(at(strings.Replace(encrypted, "127.0.0.1", "localhost", 1), "/d"), "sslmode=disable", "sslmode=verify-full&sslrootcert="+authority, 1), "reach the server by a name in its certificate"},
+		"several":               {"host=127.0.0.1,127.0.0.1 port=1,2 user=u password=" + password, "check host and port"},
+		"password":              {at(server.Host, "/postgres"), "check user and password in -postgres"},
+		"database":              {right.String(), "check the database's name in -postgres, or create it"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			pool, err := (&Postgres{DSN: c.dsn}).Open(t.Context(), "test")
@@ -176,4 +184,41 @@ func TestOneReachableBrokerIsEnoughAndNoneNamesAll(t *testing.T) {
 	if err := (&Kafka{Brokers: []string{closed}}).Reach(ctx); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("error is %v", err)
 	}
+}
+
+// encrypting is a server that takes TLS and no more, with a certificate for
+// 127.0.0.1, and the file with its authority.
+func encrypting(t *testing.T) (addr, authority string) {
+	t.Helper()
+	web := httptest.NewTLSServer(nil)
+	t.Cleanup(web.Close)
+	authority = filepath.Join(t.TempDir(), "ca.pem")
+	if err := os.WriteFile(authority, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: web.Certificate().Raw}), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close() //nolint:errcheck // a test's
+				var request [8]byte
+				if _, err := io.ReadFull(c, request[:]); err != nil {
+					return
+				}
+				if _, err := c.Write([]byte{'S'}); err != nil {
+					return
+				}
+				_ = tls.Server(c, &tls.Config{Certificates: web.TLS.Certificates}).Handshake() // the client ends it
+			}()
+		}
+	}()
+	return l.Addr().String(), authority
 }
