@@ -55,7 +55,7 @@ var remedies = map[Kind]string{
 	Order:      "consumers park what came early and go on by themselves; behind a republish of what was missing this is as it should be, else look for what else writes to this topic",
 	Token:      "something wrote around the gate, or two histories share a topic: relay history show",
 	Content:    "something else writes to this topic or to the outbox's table; compare the two, and adopt or discard at the consumers",
-	Misplaced:  "something else writes to this topic, or its partition count was changed: relay topic accept",
+	Misplaced:  "something else writes to this topic, or its partition count was changed and not accepted: relay topic accept",
 	Unreadable: "something else writes to this topic; consumers have it in quarantine",
 	NoTopic:    "check the name, if it was given; else create the topic, or, if its events are given up, retire it: relay topic retire",
 	Gap:        "somebody has deleted or inserted rows by hand; restore them, or give the positions up with a skip",

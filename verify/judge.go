@@ -19,6 +19,7 @@ type parts struct {
 	heads  []*seen          // the last is the newest
 	guards []*seen          // one for each consumer that has one
 	aside  map[int32]places // by consumer
+	whole  bool             // nothing was cut off where the stream is in its topic
 }
 
 // at is an epoch and a seq, which name a record within its stream.
@@ -94,6 +95,21 @@ func (r *run) judgeStream(p *parts) {
 	slices.SortFunc(p.heads, func(a, b *seen) int { return a.at().compare(b.at()) })
 	if len(p.rows) > 0 || len(p.heads) > 0 {
 		r.report.Streams++
+	}
+	if spans := r.spans[p.name.stream]; len(spans) > 0 {
+		homes := r.homes(p.name)
+		p.whole = !slices.ContainsFunc(homes, func(n int) bool { return spans[n].Start != 0 })
+		if len(homes) > 1 {
+			// What the stream has in its old partition was published before what it has
+			// in the new one, which may be read first.
+			turn := func(v *seen) int {
+				if v.topic != p.name.stream {
+					return -1
+				}
+				return slices.Index(homes, int(v.partition))
+			}
+			slices.SortStableFunc(p.logged, func(a, b *seen) int { return cmp.Compare(turn(a), turn(b)) })
+		}
 	}
 	r.judgeRows(p)
 	r.judgeContent(p)
@@ -204,7 +220,7 @@ func (r *run) judgeLog(p *parts) {
 		}
 		if top == nil {
 			// What came before may have been cut off the log's start.
-			if start := r.spans[v.topic][v.partition].Start; start == 0 && v.from != 1 && all.lacks(v.epoch, 1, v.from-1) {
+			if p.whole && v.from != 1 && all.lacks(v.epoch, 1, v.from-1) {
 				r.say(Hole, p, v, "the topic, of which nothing was cut off, has none of the positions %d/1 to %d/%d", v.epoch, v.epoch, v.from-1)
 			}
 			top = v
@@ -280,7 +296,6 @@ func (r *run) judgePublished(p *parts) {
 		}
 	}
 	partition := outbox.Partition([]byte(p.name.key), len(spans))
-	whole := spans[partition].Start == 0
 	for _, v := range p.rows {
 		if v.flags&flagBehind == 0 || there[v.at()] {
 			continue
@@ -288,7 +303,7 @@ func (r *run) judgePublished(p *parts) {
 		if slices.ContainsFunc(markers, func(m *seen) bool { return m.epoch == v.epoch && m.from <= v.seq && v.seq <= m.seq }) {
 			continue
 		}
-		if !whole && (lowest == nil || lowest.at().after(v.at())) {
+		if !p.whole && (lowest == nil || lowest.at().after(v.at())) {
 			r.report.Uncovered++ // cut off the log's start
 			continue
 		}

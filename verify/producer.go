@@ -76,6 +76,34 @@ func (r *run) retired(ctx context.Context) ([]string, error) {
 	return nil, fmt.Errorf("verify: list the retired topics: %w", err)
 }
 
+// formerly is that a topic had another number of partitions, up to when an
+// operator accepted the present one.
+type formerly struct {
+	partitions int
+	until      time.Time
+}
+
+// formerCounts gives, by topic, what an operator has accepted it away from; the
+// oldest first.
+func (r *run) formerCounts(ctx context.Context) (map[string][]formerly, error) {
+	rows, err := r.cfg.Producer.Query(ctx, r.sql(`select topic, (detail ->> 'before')::int, at from @schema@.relay_audit
+		where action = 'topic accept' and topic is not null and (detail ->> 'before')::int > 0 order by n`))
+	if err != nil {
+		return nil, fmt.Errorf("verify: list the partition counts that were: %w", err)
+	}
+	counts := map[string][]formerly{}
+	var topic string
+	var f formerly
+	_, err = pgx.ForEachRow(rows, []any{&topic, &f.partitions, &f.until}, func() error {
+		counts[topic] = append(counts[topic], f)
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("verify: list the partition counts that were: %w", err)
+	}
+	return counts, nil
+}
+
 // rowsSQL reads the outbox by primary key, with what its receipt, its fence and
 // the relay say of each row.
 const rowsSQL = `

@@ -32,6 +32,9 @@ func (r *run) findTopics(ctx context.Context) (topics []string, records int64, e
 	if err != nil {
 		return nil, 0, err
 	}
+	if r.former, err = r.formerCounts(ctx); err != nil {
+		return nil, 0, err
+	}
 	for _, t := range topics {
 		spans, err := r.cfg.Log.Spans(ctx, t)
 		switch {
@@ -82,7 +85,7 @@ func (r *run) record(topic string, partition int, rec LogRecord) error {
 		r.found(Finding{Kind: Unreadable, Where: where, Detail: err.Error()})
 		return nil
 	}
-	if n := len(r.spans[topic]); ev.Stream == topic && outbox.Partition(rec.Key, n) != partition {
+	if n := len(r.spans[topic]); ev.Stream == topic && !r.belongs(topic, rec.Key, partition, ev.CreatedAt) {
 		r.found(Finding{Kind: Misplaced, Stream: ev.Stream, Key: ev.Key, Epoch: ev.Epoch, Token: ev.Token, Seq: ev.Seq, Where: where,
 			Detail: fmt.Sprintf("by the number of partitions, %d, its key belongs to partition %d", n, outbox.Partition(rec.Key, n))})
 	}
@@ -90,6 +93,33 @@ func (r *run) record(topic string, partition int, rec LogRecord) error {
 	v.event(&ev)
 	v.digest = fingerprint(rec.TimestampMS, rec.Key, rec.Value, rec.Headers)
 	return r.spool.add(&v)
+}
+
+// belongs: a record of this key was to be written there, by the number of
+// partitions that the topic has, or by one that it had when the event was new.
+func (r *run) belongs(topic string, key []byte, partition int, created time.Time) bool {
+	for _, f := range r.former[topic] {
+		if created.Before(f.until) && outbox.Partition(key, f.partitions) == partition {
+			return true
+		}
+	}
+	return outbox.Partition(key, len(r.spans[topic])) == partition
+}
+
+// homes are the partitions in which a stream was published, in the order of time;
+// one, unless the topic's number of partitions was changed.
+func (r *run) homes(name streamName) []int {
+	key, n := []byte(name.key), len(r.spans[name.stream])
+	var homes []int
+	for _, f := range r.former[name.stream] {
+		if p := outbox.Partition(key, f.partitions); p < n && !slices.Contains(homes, p) {
+			homes = append(homes, p)
+		}
+	}
+	if p := outbox.Partition(key, n); !slices.Contains(homes, p) {
+		homes = append(homes, p)
+	}
+	return homes
 }
 
 func place(topic string, partition int32, offset int64) string {

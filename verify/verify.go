@@ -135,9 +135,10 @@ type run struct {
 	report Report
 	spool  *spool
 	spans  map[string][]Span // of the topics that exist
-	since  int64             // events created from then on (µs) are still in the outbox
-	born   int64             // when the database's present history began, if it isn't the first; else 0
-	follow []following       // of the consumers
+	former map[string][]formerly
+	since  int64       // events created from then on (µs) are still in the outbox
+	born   int64       // when the database's present history began, if it isn't the first; else 0
+	follow []following // of the consumers
 }
 
 // Run compares everything once. The error is that something could not be read;

@@ -1,6 +1,7 @@
 package verify_test
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -40,6 +41,74 @@ func story(t testing.TB) *world {
 	// The copy is no step forward.
 	w.exec(`update fenceline.guard set seq = 5, token = (select max(token) from fenceline.outbox where key = 'a') where key = 'a'`)
 	return w
+}
+
+// A key goes on in another partition then, and what it had stays where it was.
+func TestAnAcceptedPartitionCountIsNoDisagreement(t *testing.T) {
+	t.Parallel()
+	const grown = 7
+	w := newWorld(t)
+	var keys []string
+	for i := range 12 {
+		keys = append(keys, fmt.Sprint("k", i))
+		w.append(keys[i], "1", "2")
+	}
+	w.publish()
+	w.log.topics[topic] = append(w.log.topics[topic], make([][]verify.LogRecord, grown-partitions)...)
+	alone := func(c *verify.Config) { c.Consumers = nil }
+	if _, all := w.verify(alone); kinds(all) != "misplaced" {
+		t.Errorf("before it was accepted: %v", all)
+	}
+	w.exec("insert into fenceline.relay_topic (topic, partitions) values ($1, $2)", topic, partitions)
+	w.exec("select fenceline.relay_topic_accept($1, $2, true, 'operator', '')", topic, grown)
+	moved := map[bool]int{} // by whether the new partition is read before the old one
+	for _, k := range keys {
+		w.append(k, "3", "4")
+		if from, to := outbox.Partition([]byte(k), partitions), outbox.Partition([]byte(k), grown); from != to {
+			moved[to < from]++
+		}
+	}
+	if moved[true] == 0 || moved[false] == 0 {
+		t.Fatalf("the keys don't try both: %v", moved)
+	}
+	w.publish()
+	if report, all := w.verify(alone); len(all) != 0 || report.Records != 4*12 {
+		t.Errorf("%v, %+v", all, report)
+	}
+
+	// The old records leave the topic before they leave the outbox.
+	w.log.cut = map[int]int64{}
+	for p := range partitions {
+		w.log.topics[topic][p] = slices.DeleteFunc(w.log.topics[topic][p], func(l verify.LogRecord) bool {
+			old := parse(t, topic, l).Seq <= 2
+			if old {
+				w.log.cut[p] = l.Offset + 1
+			}
+			return old
+		})
+	}
+	report, all := w.verify(alone)
+	if len(all) != 0 || report.Uncovered != 2*12 {
+		t.Errorf("with the old records gone: %v, %+v", all, report)
+	}
+
+	// A new event in an old partition is nobody's of ours.
+	for _, k := range keys {
+		from, to := outbox.Partition([]byte(k), partitions), outbox.Partition([]byte(k), grown)
+		if from == to {
+			continue
+		}
+		log := w.log.topics[topic]
+		i := slices.IndexFunc(log[to], func(l verify.LogRecord) bool { r := parse(t, topic, l); return r.Key == k && r.Seq == 4 })
+		l := log[to][i]
+		log[to] = slices.Delete(log[to], i, i+1)
+		l.Offset = w.log.cut[from] + int64(len(log[from]))
+		log[from] = append(log[from], l)
+		break
+	}
+	if _, all := w.verify(alone); !strings.Contains(kinds(all), "misplaced") {
+		t.Errorf("a new event in an old partition: %v", all)
+	}
 }
 
 func TestPartsThatAgreeGiveNoFinding(t *testing.T) {

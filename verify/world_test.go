@@ -214,6 +214,7 @@ func parse(t testing.TB, topic string, l verify.LogRecord) outbox.Record {
 type memoryLog struct {
 	topics map[string][][]verify.LogRecord
 	start  map[string]int64
+	cut    map[int]int64 // where partitions of the one topic begin
 }
 
 func (m *memoryLog) Spans(_ context.Context, topic string) ([]verify.Span, error) {
@@ -222,8 +223,8 @@ func (m *memoryLog) Spans(_ context.Context, topic string) ([]verify.Span, error
 		return nil, verify.ErrNoTopic
 	}
 	var spans []verify.Span
-	for _, log := range logs {
-		s := verify.Span{Start: m.start[topic], End: m.start[topic]}
+	for p, log := range logs {
+		s := verify.Span{Start: m.start[topic] + m.cut[p], End: m.start[topic] + m.cut[p]}
 		if n := len(log); n > 0 {
 			s.End = log[n-1].Offset + 1
 		}
