@@ -163,6 +163,33 @@ func TestASkipGivesUpARangeWithinItsEpochAndBeforeTheEnd(t *testing.T) {
 	}
 }
 
+// Kafka has the marker then, whatever becomes of the database's memory.
+func TestAVerdictIsOnTheDiskBeforeTheRelayCanSeeIt(t *testing.T) {
+	t.Parallel()
+	pool, _ := fresh(t)
+	for _, was := range []string{"off", "local", "remote_apply"} {
+		heldAt(t, pool, was, 2)
+		tx, err := pool.Begin(bg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tx.Rollback(bg)
+		var is string
+		if _, err := tx.Exec(bg, "set local synchronous_commit = "+was); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := tx.Exec(bg, "select fenceline.relay_held_skip('a', $1, null, 'test', '')", was); err != nil {
+			t.Fatal(err)
+		}
+		if err := tx.QueryRow(bg, "select current_setting('synchronous_commit')").Scan(&is); err != nil {
+			t.Fatal(err)
+		}
+		if want := map[string]string{"off": "on", "local": "on", "remote_apply": "remote_apply"}[was]; is != want {
+			t.Errorf("with %s it is committed with %s, want %s", was, is, want)
+		}
+	}
+}
+
 func TestWhatCannotBeSkippedIsRefusedWithTheRemedy(t *testing.T) {
 	t.Parallel()
 	pool, _ := fresh(t)
