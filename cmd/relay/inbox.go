@@ -253,7 +253,10 @@ func (r auditReport) text() string {
 			fmt.Fprintf(&b, "; stream %q, key %q, epoch %d, %s", a.Stream, a.Key, a.Epoch, span("seq", a.FromSeq, a.ToSeq))
 		}
 		if a.Topic != "" {
-			fmt.Fprintf(&b, "; topic %q, partition %d, %s", a.Topic, a.Partition, span("offsets", a.FromOffset, a.ToOffset))
+			fmt.Fprintf(&b, "; topic %q", a.Topic)
+			if a.FromOffset >= 0 { // else it was about all of the topic
+				fmt.Fprintf(&b, ", partition %d, %s", a.Partition, span("offsets", a.FromOffset, a.ToOffset))
+			}
 		}
 		if string(a.Detail) != "{}" {
 			fmt.Fprintf(&b, "; %s", a.Detail)

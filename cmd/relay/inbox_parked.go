@@ -73,7 +73,7 @@ func (r parkedReport) text() string {
 		b.WriteString("no stream stands\n")
 	case r.More:
 		last := r.Streams[len(r.Streams)-1]
-		fmt.Fprintf(&b, "there are more: go on with -after-stream %q -after-key %q\n", last.Stream, last.Key)
+		fmt.Fprintf(&b, "there are more: go on with -after-stream %s -after-key %s\n", config.Typed(last.Stream), config.Typed(last.Key))
 	}
 	return b.String()
 }

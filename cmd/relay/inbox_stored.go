@@ -132,7 +132,7 @@ func (r storedReport) text() string {
 		if last.ID != 0 {
 			fmt.Fprintf(&b, "there are more: go on with -after %d\n", last.ID)
 		} else {
-			fmt.Fprintf(&b, "there are more: go on with -after-stream %q -after-key %q -after-epoch %d -after-seq %d\n", last.Stream, last.Key, last.Epoch, last.Seq)
+			fmt.Fprintf(&b, "there are more: go on with -after-stream %s -after-key %s -after-epoch %d -after-seq %d\n", config.Typed(last.Stream), config.Typed(last.Key), last.Epoch, last.Seq)
 		}
 	}
 	return b.String()

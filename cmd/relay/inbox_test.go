@@ -225,7 +225,7 @@ func TestDeadLettersAndQuarantineAreListedShownAndDecidedAbout(t *testing.T) {
 	at := fmt.Sprintf(" -stream snap -key a_key -epoch %d ", inboxEpoch)
 	decided := " -who alice -why ticket_7"
 
-	w.do(w.reader, 0, "dead list -limit 1", "seq 2 data", "tried 1 time\n", "there are more: go on with -after-stream \"snap\"")
+	w.do(w.reader, 0, "dead list -limit 1", "seq 2 data", "tried 1 time\n", "there are more: go on with -after-stream snap")
 	w.do(w.reader, 0, "dead list -after-stream snap -after-key a_key"+fmt.Sprintf(" -after-epoch %d -after-seq 2", inboxEpoch), "seq 3 data")
 	w.do(w.operator, 0, "dead show"+at+"-seq 2", "no such account", `"secret 2"`)
 	w.do(w.reader, 1, "dead show"+at+"-seq 2", "fenceline_operator")

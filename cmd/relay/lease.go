@@ -190,7 +190,7 @@ func (r leaseReport) text() string {
 	case len(r.Leases) == 0:
 		b.WriteString("no leases\n")
 	case r.More:
-		fmt.Fprintf(&b, "there are more: go on with -after %q\n", r.Leases[len(r.Leases)-1].Key)
+		fmt.Fprintf(&b, "there are more: go on with -after %s\n", config.Typed(r.Leases[len(r.Leases)-1].Key))
 	}
 	return b.String()
 }

@@ -32,7 +32,7 @@ func TestLeasesAreListedShownEndedAndAssigned(t *testing.T) {
 	if r := relayJSON[leaseReport](t, reader, "lease", "list", "-json", "-system"); len(r.Leases) != 1 || r.Leases[0].Key != "fenceline:relay" || r.More {
 		t.Errorf("%+v", r)
 	}
-	want(t, cmdtest.Run(t, reader, "relay", "lease", "list", "-prefix", "cat", "-limit", "1"), 0, `there are more: go on with -after "catalogue/ci"`)
+	want(t, cmdtest.Run(t, reader, "relay", "lease", "list", "-prefix", "cat", "-limit", "1"), 0, `there are more: go on with -after catalogue/ci`)
 	if r := relayJSON[leaseReport](t, reader, "lease", "list", "-json", "-after", "catalogue/ci"); len(r.Leases) != 1 || r.Leases[0].State != "reserved" || r.Leases[0].Successor != "worker-c" || r.Leases[0].Expires != nil {
 		t.Errorf("%+v", r)
 	}

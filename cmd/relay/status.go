@@ -169,7 +169,7 @@ func heldToDo(h relay.HeldInfo) string {
 	case relay.StateSkip:
 		return fmt.Sprintf("nothing: what the broker refuses was given up (up to seq %d), and a relay that is active sends the marker and goes on behind it", h.SkipTo)
 	}
-	return fmt.Sprintf("\"relay held show -topic %s -key %s\" shows the record; mend what the reason names (the topic's max.message.bytes, a rule of the broker's) and run \"relay held retry\", or give the event up with \"relay held skip\"; until then it and all later ones of the stream stay in the outbox", h.Topic, h.Key)
+	return fmt.Sprintf("\"relay held show -topic %s -key %s\" shows the record; mend what the reason names (the topic's max.message.bytes, a rule of the broker's) and run \"relay held retry\", or give the event up with \"relay held skip\"; until then it and all later ones of the stream stay in the outbox", config.Typed(h.Topic), config.Typed(h.Key))
 }
 
 // atWork names the instances that have shards, as their operator has named them.

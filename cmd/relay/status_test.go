@@ -63,7 +63,7 @@ func TestStatusSaysWhatToDoWhenEventsWait(t *testing.T) {
 		return relay.HeldInfo{HeldStream: relay.HeldStream{Topic: "quakes", Key: key, Seq: 2, Since: now, Reason: "too large"}, State: state, AskedBy: "alice", AskedAt: now, SkipTo: 3}
 	}
 	asked := busy
-	asked.Held = []relay.HeldInfo{held("ci", relay.StateRetry), held("nc", relay.StateSkip), held("us", relay.StateHeld)}
+	asked.Held = []relay.HeldInfo{held("ci", relay.StateRetry), held("nc", relay.StateSkip), held("it is $5", relay.StateHeld)}
 	asked.Forks = []relay.ForkStatus{{Topic: "quakes", Partition: -1, Reason: "unknown", Since: now}, {Topic: "gone", Partition: -1, Since: now, Retired: true}, {Topic: "tremors", Partition: 4, Since: now}}
 	askedOfNobody := asked
 	askedOfNobody.Holder = ""
@@ -77,7 +77,7 @@ func TestStatusSaysWhatToDoWhenEventsWait(t *testing.T) {
 		"nobody active": {orphaned, []string{"active   none", `to do    events wait and no relay is active: start one with "relay run"`}, "look into the log of ,"},
 		"topic refused": {forked, []string{"refused  1 topic", `"gone" since 2026-01-02T03:04:05Z, 4 events waiting`, "it doesn't exist: create it", "goes on by itself"}, "look into the log"},
 		"decided": {asked, []string{"held     3 streams", `asked:  retry by "alice" at 2026-01-02T03:04:05Z`, `asked:  skip by "alice" at`, "to do:  nothing: it is to be published again",
-			"to do:  nothing: what the broker refuses was given up (up to seq 3)", `to do:  "relay held show -topic quakes -key us" shows the record`,
+			"to do:  nothing: what the broker refuses was given up (up to seq 3)", `to do:  "relay held show -topic quakes -key 'it is $5'" shows the record`,
 			`refused  2 topics and 1 partition`, `"quakes" since 2026-01-02T03:04:05Z, nothing waits for it but 3 held streams`, `topic "tremors", partition 4, since 2026-01-02T03:04:05Z, nothing waits for it`,
 			"to do:  nothing: the topic is retired"}, "0 events waiting"},
 		"decided, and nobody active": {askedOfNobody, []string{"to do    held streams are to be resumed and no relay is active"}, ""},

@@ -252,6 +252,18 @@ func Shown(arg string) string {
 	return strconv.Quote(arg)
 }
 
+// Typed is a word as a shell takes it, for commands that a message shows: as it
+// is where nothing in it means anything to one, else in single quotes.
+func Typed(word string) string {
+	plain := func(r rune) bool {
+		return 'a' <= r && r <= 'z' || 'A' <= r && r <= 'Z' || '0' <= r && r <= '9' || strings.ContainsRune("_-./:,+@%", r)
+	}
+	if word != "" && strings.IndexFunc(word, func(r rune) bool { return !plain(r) }) < 0 {
+		return word
+	}
+	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+}
+
 // Given says whether a setting was given on the command line.
 func (s *Set) Given(name string) bool {
 	x := s.lookup(name)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -239,5 +240,17 @@ func TestTheEndOfACommandBecomesItsExitCode(t *testing.T) {
 				t.Errorf("exit code %d, stderr %q; want %d, %q", code, stderr.String(), c.code, c.stderr)
 			}
 		})
+	}
+}
+
+func TestAWordThatIsToBeTypedIsOneWordToAShell(t *testing.T) {
+	for word, typed := range map[string]string{"catalogue/ci": "catalogue/ci", "": "''", "two words": "'two words'", "order/$5": "'order/$5'", "it's": `'it'\''s'`, "höhe": "'höhe'", "a\nb": "'a\nb'", "~": "'~'", "*": "'*'"} {
+		if got := Typed(word); got != typed {
+			t.Errorf("%q is typed %s, want %s", word, got, typed)
+		}
+		out, err := exec.CommandContext(t.Context(), "sh", "-c", "printf %s "+Typed(word)).Output()
+		if err != nil || string(out) != word {
+			t.Errorf("a shell takes %s for %q, %v", Typed(word), out, err)
+		}
 	}
 }
