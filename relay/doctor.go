@@ -127,12 +127,14 @@ func (e *exam) settings() {
 	}
 }
 
-// history: the same comparison as the gate's, which only its functions may make
-// in full; this is what a monitor can see of it.
+// sameHistorySQL is the same comparison as the gate's, which only its functions may
+// make in full; this is what a monitor or a relay can see of it.
+const sameHistorySQL = `select h.database_oid = d.oid and h.self_oid = h.tableoid and h.timeline = substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8)
+	and h.system_identifier = (pg_control_system()).system_identifier from @schema@.history h, pg_database d where d.datname = current_database()`
+
 func (e *exam) history() {
 	var same bool
-	if !e.query("history", `select h.database_oid = d.oid and h.self_oid = h.tableoid and h.timeline = substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8)
-		and h.system_identifier = (pg_control_system()).system_identifier from @schema@.history h, pg_database d where d.datname = current_database()`, nil, &same) {
+	if !e.query("history", sameHistorySQL, nil, &same) {
 		return
 	}
 	if !same {

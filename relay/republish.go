@@ -10,6 +10,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/fenceline/fenceline/fencing"
+	"github.com/fenceline/fenceline/internal/dbcheck"
 	"github.com/fenceline/fenceline/internal/schema"
 	"github.com/fenceline/fenceline/outbox"
 )
@@ -110,6 +112,8 @@ const (
 // so are the events that were published when it ends early, by ctx or with an
 // error: a [*TopicError] for a topic that can't be written to, a
 // [*RefusedError] for an event that the broker refuses, one of the database's.
+// A standby is refused with a [*SettingError], a database that was restored with
+// fencing.ErrHistory: neither knows for sure what was skipped.
 // An outage of the broker is waited out. While the relays are paused it is
 // [ErrPaused], but for a dry run.
 //
@@ -122,6 +126,11 @@ func Republish(ctx context.Context, pool *pgxpool.Pool, publisher Publisher, cfg
 	cfg = cfg.withDefaults()
 	if err := schema.Check(ctx, pool, cfg.Schema, schema.Producer); err != nil {
 		return RepublishReport{}, fmt.Errorf("relay: %w", err)
+	}
+	if !cfg.DryRun {
+		if err := trustworthy(ctx, pool, cfg.Schema); err != nil {
+			return RepublishReport{}, err
+		}
 	}
 	// Who has paused the relays, for the broker's sake maybe, means this too.
 	switch p, err := ReadPause(ctx, pool, cfg.Schema); {
@@ -150,6 +159,28 @@ func Republish(ctx context.Context, pool *pgxpool.Pool, publisher Publisher, cfg
 		}
 	}
 	return report, err
+}
+
+// trustworthy refuses a database that may not know what was skipped: a standby has
+// not replayed it yet, and one that was restored has lost it. The event would then
+// be published behind its own marker.
+func trustworthy(ctx context.Context, pool *pgxpool.Pool, name string) error {
+	err := dbcheck.Check(ctx, pool, name, false)
+	var p *dbcheck.Problem
+	if errors.As(err, &p) {
+		return (*SettingError)(p)
+	}
+	var same bool
+	if err == nil {
+		err = pool.QueryRow(ctx, schema.Expand(sameHistorySQL, name)).Scan(&same)
+	}
+	switch {
+	case err != nil:
+		return fmt.Errorf("relay: republish: look at the database: %w", err)
+	case !same:
+		return fmt.Errorf("relay: republish: this database was restored, promoted or copied, and may have lost what was skipped: \"relay history show\" tells what has changed; \"relay history confirm\" if nothing can have been lost, else \"relay history bump\": %w", fencing.ErrHistory)
+	}
+	return nil
 }
 
 func (c RepublishConfig) withDefaults() RepublishConfig {

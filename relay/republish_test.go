@@ -11,6 +11,9 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/fenceline/fenceline/fencing"
+	"github.com/fenceline/fenceline/internal/devstack"
+	"github.com/fenceline/fenceline/internal/pgtest"
 	"github.com/fenceline/fenceline/outbox"
 )
 
@@ -304,5 +307,47 @@ func TestARepublishThatChoosesNothingOrTheImpossibleIsRefused(t *testing.T) {
 		if err := cfg.Validate(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v gives %v, want %q", cfg, err, want)
 		}
+	}
+}
+
+// Neither a standby nor a restored database knows for sure what was skipped.
+func TestNothingIsRepublishedFromAStandbyNorFromAnotherHistory(t *testing.T) {
+	t.Parallel()
+	server, pool := ownServer(t, map[string]string{"max_wal_senders": "4", "wal_level": "replica"})
+	kafka := newMemory(t, "a")
+	newProducer(t, pool, "k").publish("a", "1")
+	publishAll(t, pool, kafka)
+	cfg := RepublishConfig{Key: "k", Who: "test"}
+	nothing := func(pool *pgxpool.Pool, match func(error) bool) {
+		t.Helper()
+		copies := newMemory(t, "a")
+		if _, err := Republish(bg, pool, copies, cfg); err == nil || !match(err) {
+			t.Errorf("the answer is %v", err)
+		}
+		if n := len(copies.log("a")); n != 0 {
+			t.Errorf("%d records were published", n)
+		}
+		dry := cfg
+		dry.DryRun = true
+		if report, err := Republish(bg, pool, copies, dry); err != nil || report.Events != 1 {
+			t.Errorf("a dry run: %+v, %v", report, err)
+		}
+	}
+	standby := pgtest.Replica(t, server, devstack.ReplicaConfig{})
+	nothing(pgtest.Connect(t, standby.DSN("postgres")), func(err error) bool {
+		var setting *SettingError
+		return errors.As(err, &setting) && strings.Contains(setting.Remedy, "connect to the primary")
+	})
+	if _, err := pool.Exec(bg, "update fenceline.history set timeline = '00000009'"); err != nil {
+		t.Fatal(err)
+	}
+	nothing(pool, func(err error) bool {
+		return errors.Is(err, fencing.ErrHistory) && strings.Contains(err.Error(), "relay history confirm")
+	})
+	if _, err := pool.Exec(bg, "select fenceline.history_confirm()"); err != nil {
+		t.Fatal(err)
+	}
+	if _, report := again(t, pool, RepublishConfig{Key: "k"}, "a"); report.Events != 1 {
+		t.Errorf("once it is confirmed: %+v", report)
 	}
 }
