@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -152,5 +153,18 @@ func TestAWayToKafkaThatDoesNotFitIsOneProblemWithTheFlagsThatMendIt(t *testing.
 				}
 			}
 		})
+	}
+}
+
+// It would be decoded, and the length of a list be a billion.
+func TestAPortAtWhichSomethingElseListensEndsNoCommandForWantOfMemory(t *testing.T) {
+	dsn := cmdtest.Migrated(t)
+	database, err := url.Parse(dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	env := cmdtest.Env{"FENCELINE_POSTGRES_DSN=" + dsn, "FENCELINE_KAFKA_BROKERS=" + database.Host, "FENCELINE_HTTP=off"}
+	for name, more := range onKafka {
+		want(t, cmdtest.Run(t, env, "relay", slices.Concat(strings.Fields(name), strings.Fields(more))...), 1, "can't use Kafka at "+database.Host, "is not Kafka", "check the port", "-kafka-tls")
 	}
 }

@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"sync"
 	"time"
 
 	"github.com/segmentio/kafka-go"
 
 	"github.com/fenceline/fenceline/consumer"
+	"github.com/fenceline/fenceline/internal/kafkasec"
 )
 
 // ErrClosed is returned by Next after Close.
@@ -61,6 +63,9 @@ func New(cfg Config) (*Source, error) {
 		DialTimeout:    cfg.RequestTimeout,
 		MetadataTTL:    min(metadataTTL, cfg.WatchInterval),
 		MetadataTopics: cfg.Topics,
+	}
+	if cfg.TLS == nil {
+		s.transport.Dial = dial
 	}
 	s.client = &kafka.Client{Addr: kafka.TCP(cfg.Brokers...), Transport: s.transport, Timeout: cfg.RequestTimeout}
 	return s, nil
@@ -165,18 +170,22 @@ func (s *Source) member() (*kafka.ConsumerGroup, error) {
 	if s.group != nil {
 		return s.group, nil
 	}
+	dialer := &kafka.Dialer{
+		ClientID:      s.cfg.ClientID,
+		Timeout:       s.cfg.RequestTimeout,
+		TLS:           s.cfg.TLS,
+		SASLMechanism: s.cfg.SASL,
+		DualStack:     true,
+	}
+	if s.cfg.TLS == nil {
+		dialer.DialFunc = dial
+	}
 	var err error
 	s.group, err = kafka.NewConsumerGroup(kafka.ConsumerGroupConfig{
-		ID:      s.cfg.Group,
-		Brokers: s.cfg.Brokers,
-		Topics:  s.cfg.Topics,
-		Dialer: &kafka.Dialer{
-			ClientID:      s.cfg.ClientID,
-			Timeout:       s.cfg.RequestTimeout,
-			TLS:           s.cfg.TLS,
-			SASLMechanism: s.cfg.SASL,
-			DualStack:     true,
-		},
+		ID:                s.cfg.Group,
+		Brokers:           s.cfg.Brokers,
+		Topics:            s.cfg.Topics,
+		Dialer:            dialer,
 		HeartbeatInterval: s.cfg.HeartbeatInterval,
 		SessionTimeout:    s.cfg.SessionTimeout,
 		RebalanceTimeout:  s.cfg.RebalanceTimeout,
@@ -280,3 +289,16 @@ func (s *Source) Close() error {
 		return fmt.Errorf("kafkasource: leaving group %q took longer than %v; its partitions are given away after %v", s.cfg.Group, s.cfg.RequestTimeout, s.cfg.SessionTimeout)
 	}
 }
+
+// dial connects to a broker, and to nothing else that listens at its address.
+func dial(ctx context.Context, network, address string) (net.Conn, error) {
+	nd := net.Dialer{Timeout: dialTimeout}
+	nc, err := nd.DialContext(ctx, network, address)
+	if err != nil {
+		return nil, err
+	}
+	return kafkasec.Heard(nc), nil
+}
+
+// dialTimeout bounds the connection to one address.
+const dialTimeout = 3 * time.Second

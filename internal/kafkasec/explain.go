@@ -30,6 +30,8 @@ func Explain(err error, names Names) (cause, remedy string) {
 	encryption := fmt.Sprintf("is this the port for TLS, and is %s set as that port wants it? A broker has a port of its own for each of TLS and SASL", names.of("TLS"))
 	login := fmt.Sprintf("check %s, %s and %s", names.of("User"), names.of("Password"), names.of("Mechanism"))
 	switch {
+	case errors.Is(err, ErrNotKafka):
+		return ErrNotKafka.Error(), fmt.Sprintf("check the port, and whether it wants %s", names.of("TLS"))
 	case errors.As(err, &authority):
 		return "the broker's certificate is signed by an authority that is not trusted", fmt.Sprintf("name the file with the authority that has signed it with %s", names.of("CAFile"))
 	case errors.As(err, &host):

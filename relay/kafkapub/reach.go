@@ -11,6 +11,8 @@ import (
 	"github.com/segmentio/kafka-go"
 	"github.com/segmentio/kafka-go/protocol"
 	"github.com/segmentio/kafka-go/protocol/metadata"
+
+	"github.com/fenceline/fenceline/internal/kafkasec"
 )
 
 // reachVersion of a metadata request has a way to say that no topic is asked
@@ -61,9 +63,12 @@ func (p *Publisher) authenticated(ctx context.Context, address string) (net.Conn
 	d := kafka.Dialer{ClientID: p.config.ClientID, Timeout: connectTimeout, SASLMechanism: p.config.SASL,
 		DialFunc: func(ctx context.Context, network, address string) (net.Conn, error) {
 			plain, err := p.dialer.dial(ctx, network, address)
-			if err != nil || p.config.TLS == nil {
-				conn = plain
-				return plain, err
+			if err != nil {
+				return nil, err
+			}
+			if p.config.TLS == nil {
+				conn = kafkasec.Heard(plain)
+				return conn, nil
 			}
 			c := p.config.TLS.Clone()
 			if c.ServerName == "" {
@@ -74,8 +79,8 @@ func (p *Publisher) authenticated(ctx context.Context, address string) (net.Conn
 				_ = plain.Close()
 				return nil, err
 			}
-			conn = encrypted
-			return encrypted, nil
+			conn = kafkasec.Heard(encrypted)
+			return conn, nil
 		}}
 	if _, err := d.DialContext(ctx, "tcp", address); err != nil {
 		return nil, err

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/segmentio/kafka-go"
+
+	"github.com/fenceline/fenceline/internal/kafkasec"
 )
 
 const (
@@ -41,6 +43,15 @@ func newRoute(ctx context.Context, c *Config, topic string, d *dialer) *route {
 		TLS:            c.TLS,
 		SASL:           c.SASL,
 		Context:        ctx,
+	}
+	if c.TLS == nil { // else it is kafka-go that encrypts, and a TLS client that listens first
+		t.Dial = func(ctx context.Context, network, address string) (net.Conn, error) {
+			nc, err := d.dial(ctx, network, address)
+			if err != nil {
+				return nil, err
+			}
+			return kafkasec.Heard(nc), nil
+		}
 	}
 	return &route{
 		transport: t,
