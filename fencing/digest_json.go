@@ -304,7 +304,7 @@ func (s *jsonScanner) number() error {
 		return s.fail("overflow", "the number is beyond what a double holds", asText)
 	}
 	if double >= maxSafeInteger+1 || double <= -maxSafeInteger-1 { // from there on all doubles are integers
-		return s.fail("integer", fmt.Sprintf("the number is an integer beyond ±%d, from where on several share one double", maxSafeInteger), asText)
+		return s.fail("integer", fmt.Sprintf("the number is an integer beyond ±%d, from where on several share one double", int64(maxSafeInteger)), asText)
 	}
 	if decimalOf(literal) != decimalOf(strconv.FormatFloat(double, 'e', -1, 64)) {
 		return s.fail("precision", "the number has more digits than a double holds", asText)

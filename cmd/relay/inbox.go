@@ -82,9 +82,9 @@ type inbox struct {
 	consumer string
 	why      string
 	stream   consumer.StreamKey
-	epoch    int
-	seq      int
-	id       int
+	epoch    int64
+	seq      int64
+	id       int64
 	filter   consumer.Filter
 }
 
@@ -104,16 +104,16 @@ func (i *inbox) ofStream(s *config.Set) {
 }
 
 // maxPosition bounds epochs and seqs.
-const maxPosition = int(outbox.MaxNumber)
+const maxPosition = outbox.MaxNumber
 
 func (i *inbox) at(s *config.Set) {
 	i.ofStream(s)
-	s.Int(&i.epoch, "epoch", "", 0, 1, maxPosition, "the event's epoch", config.Required())
-	s.Int(&i.seq, "seq", "", 0, 1, maxPosition, "the event's seq", config.Required())
+	s.Int64(&i.epoch, "epoch", "", 0, 1, maxPosition, "the event's epoch", config.Required())
+	s.Int64(&i.seq, "seq", "", 0, 1, maxPosition, "the event's seq", config.Required())
 }
 
 func (i *inbox) number(s *config.Set) {
-	s.Int(&i.id, "id", "", 0, 1, maxPosition, "the record's number in the quarantine", config.Required())
+	s.Int64(&i.id, "id", "", 0, 1, maxPosition, "the record's number in the quarantine", config.Required())
 }
 
 func (i *inbox) deciding(s *config.Set) {
@@ -130,7 +130,7 @@ func (i *inbox) listing(s *config.Set) {
 func (i *inbox) note() consumer.Note { return consumer.Note{Who: i.who, Why: i.why} }
 
 func (i *inbox) position() consumer.Position {
-	return consumer.Position{StreamKey: i.stream, Epoch: int64(i.epoch), Seq: int64(i.seq)}
+	return consumer.Position{StreamKey: i.stream, Epoch: i.epoch, Seq: i.seq}
 }
 
 // run parses, and calls f as an operator; kind is the role that f needs.

@@ -82,8 +82,8 @@ func parkedShow(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	i, s := newInbox("parked show", "Shows a stream's guard, and what is parked of it in the order in which it will be decided. With -epoch and -seq it shows one record with what it says: "+
 		"that needs a login with the role <schema>_operator, the rest only <schema>_monitor.")
 	i.ofStream(s)
-	s.Int(&i.epoch, "epoch", "", 0, 0, maxPosition, "show the record of this epoch")
-	s.Int(&i.seq, "seq", "", 0, 0, maxPosition, "and of this seq")
+	s.Int64(&i.epoch, "epoch", "", 0, 0, maxPosition, "show the record of this epoch")
+	s.Int64(&i.seq, "seq", "", 0, 0, maxPosition, "and of this seq")
 	s.Int(&i.filter.Limit, "limit", "", 100, 1, 100_000, "show so many records at most")
 	kind := schema.KindMonitor
 	return i.run(ctx, s, args, stdout, kind, func(op *consumer.Operator) error {
@@ -167,12 +167,12 @@ func parkedRetry(ctx context.Context, args []string, stdout, _ io.Writer) error 
 }
 
 func parkedDiscard(ctx context.Context, args []string, stdout, _ io.Writer) error {
-	to, giveUp := 0, false
+	to, giveUp := int64(0), false
 	return change(ctx, args, stdout, "parked discard", "Gives events of a strict stream up, parked or missing, in the epoch in which its guard is: none of them is ever applied, and what follows goes on. "+
 		"What was not seen yet may still come, and is given up with -give-up alone.", "discarded", soon,
 		func(i *inbox, s *config.Set) {
 			i.at(s)
-			s.Int(&to, "to", "", 0, 0, maxPosition, "give up everything from -seq up to this seq")
+			s.Int64(&to, "to", "", 0, 0, maxPosition, "give up everything from -seq up to this seq")
 			s.Bool(&giveUp, "give-up", "", "really give up what nobody has seen yet; without it nothing of that is changed")
 		},
 		func(i *inbox) string { return fmt.Sprintf("%s to %d", thePosition(i), max(i.seq, to)) },
@@ -181,9 +181,9 @@ func parkedDiscard(ctx context.Context, args []string, stdout, _ io.Writer) erro
 				to = i.seq
 			}
 			if giveUp {
-				return op.DiscardUnseen(ctx, i.stream, int64(i.epoch), int64(i.seq), int64(to), i.note())
+				return op.DiscardUnseen(ctx, i.stream, i.epoch, i.seq, to, i.note())
 			}
-			err := op.Discard(ctx, i.stream, int64(i.epoch), int64(i.seq), int64(to), i.note())
+			err := op.Discard(ctx, i.stream, i.epoch, i.seq, to, i.note())
 			var unseen *consumer.UnseenError
 			if errors.As(err, &unseen) {
 				return fmt.Errorf("nothing was changed: this would give up everything of %s behind epoch %d, seq %d and up to seq %d, of which nothing was seen: it may still come. Publish it again first: relay republish; if the outbox has it no more, repeat this with -give-up",
@@ -204,14 +204,14 @@ func parkedAdopt(ctx context.Context, args []string, stdout, _ io.Writer) error 
 		func(i *inbox, op *consumer.Operator) error {
 			if !giveUp {
 				// Whether it can be done at all comes before whether it is meant.
-				would, err := op.CanAdopt(ctx, i.stream, int64(i.epoch), int64(i.seq))
+				would, err := op.CanAdopt(ctx, i.stream, i.epoch, i.seq)
 				if err != nil {
 					return err
 				}
 				return fmt.Errorf("nothing was changed: this would give up everything of %s behind epoch %d, seq %d and before epoch %d, seq %d. Publish it again first: relay republish; if the outbox has it no more, repeat this with -give-up",
 					theStream(i), would.From.Epoch, would.From.Seq, i.epoch, i.seq)
 			}
-			_, err := op.Adopt(ctx, i.stream, int64(i.epoch), int64(i.seq), i.note())
+			_, err := op.Adopt(ctx, i.stream, i.epoch, i.seq, i.note())
 			return err
 		})
 }
@@ -219,6 +219,6 @@ func parkedAdopt(ctx context.Context, args []string, stdout, _ io.Writer) error 
 func parkedErase(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	return change(ctx, args, stdout, "parked erase", "Erases what a parked record says. The row stays, and its stream stands at it until it is discarded.", "erased", isGone,
 		(*inbox).at, thePosition, func(i *inbox, op *consumer.Operator) error {
-			return op.EraseParked(ctx, i.stream, int64(i.epoch), int64(i.seq), i.note())
+			return op.EraseParked(ctx, i.stream, i.epoch, i.seq, i.note())
 		})
 }

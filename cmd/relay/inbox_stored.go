@@ -29,18 +29,18 @@ func storedList(ctx context.Context, args []string, stdout io.Writer, name, usag
 	i, s := newInbox(name, usage+" A login with the role <schema>_monitor is enough.")
 	i.listing(s)
 	s.Bool(&i.filter.All, "all", "", "list also what was dealt with")
-	var after, seq int
+	var after, seq int64
 	if strings.HasPrefix(name, "dead") {
 		s.String(&i.filter.After.Stream, "after-stream", "", "", "list letters behind this stream's, to go on with a long list")
 		s.String(&i.filter.After.Key, "after-key", "", "", "and behind this key's")
-		s.Int(&after, "after-epoch", "", 0, 0, maxPosition, "and behind this epoch's")
-		s.Int(&seq, "after-seq", "", 0, 0, maxPosition, "and behind this seq")
+		s.Int64(&after, "after-epoch", "", 0, 0, maxPosition, "and behind this epoch's")
+		s.Int64(&seq, "after-seq", "", 0, 0, maxPosition, "and behind this seq")
 	} else {
-		s.Int(&after, "after", "", 0, 0, maxPosition, "list records behind this number, to go on with a long list")
+		s.Int64(&after, "after", "", 0, 0, maxPosition, "list records behind this number, to go on with a long list")
 	}
 	return i.run(ctx, s, args, stdout, schema.KindMonitor, func(op *consumer.Operator) error {
 		ask := i.filter
-		ask.AfterID, ask.After.Epoch, ask.After.Seq = int64(after), int64(after), int64(seq)
+		ask.AfterID, ask.After.Epoch, ask.After.Seq = after, after, seq
 		ask.Limit++
 		l, err := list(op, ctx, ask)
 		if err != nil {
@@ -148,7 +148,7 @@ func deadShow(ctx context.Context, args []string, stdout, _ io.Writer) error {
 func quarantineShow(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	return show(ctx, args, stdout, "quarantine show", "Shows a quarantined record with what it says.", (*inbox).number, theNumber,
 		func(i *inbox, op *consumer.Operator) (consumer.StoredRecord, error) {
-			return op.QuarantinedRecord(ctx, int64(i.id))
+			return op.QuarantinedRecord(ctx, i.id)
 		})
 }
 
@@ -240,46 +240,46 @@ func (r recordReport) text() string {
 func deadRetry(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	return change(ctx, args, stdout, "dead retry", "Lets a dead letter be decided again: it is applied unless something newer was.", "to be retried", soon,
 		(*inbox).at, thePosition, func(i *inbox, op *consumer.Operator) error {
-			return op.RetryDead(ctx, i.stream, int64(i.epoch), int64(i.seq), i.note())
+			return op.RetryDead(ctx, i.stream, i.epoch, i.seq, i.note())
 		})
 }
 
 func deadDiscard(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	return change(ctx, args, stdout, "dead discard", "Gives a dead letter up: no copy of the event is ever applied.", "discarded", nothing,
 		(*inbox).at, thePosition, func(i *inbox, op *consumer.Operator) error {
-			return op.DiscardDead(ctx, i.stream, int64(i.epoch), int64(i.seq), i.note())
+			return op.DiscardDead(ctx, i.stream, i.epoch, i.seq, i.note())
 		})
 }
 
 func deadErase(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	return change(ctx, args, stdout, "dead erase", "Erases what a dead letter says; the row stays.", "erased", isGone,
 		(*inbox).at, thePosition, func(i *inbox, op *consumer.Operator) error {
-			return op.EraseDead(ctx, i.stream, int64(i.epoch), int64(i.seq), i.note())
+			return op.EraseDead(ctx, i.stream, i.epoch, i.seq, i.note())
 		})
 }
 
 func quarantineRetry(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	return change(ctx, args, stdout, "quarantine retry", "Lets a quarantined record be decided again, by a newer version or on a guard that has moved.", "to be retried", soon,
 		(*inbox).number, theNumber, func(i *inbox, op *consumer.Operator) error {
-			return op.RetryQuarantined(ctx, int64(i.id), i.note())
+			return op.RetryQuarantined(ctx, i.id, i.note())
 		})
 }
 
 func quarantineAdmit(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	return change(ctx, args, stdout, "quarantine admit", "Takes a record of a life whose guards were forgotten as the first one of its key. You vouch for it that it was not applied before: nobody else can know.", "admitted", soon,
-		(*inbox).number, theNumber, func(i *inbox, op *consumer.Operator) error { return op.Admit(ctx, int64(i.id), i.note()) })
+		(*inbox).number, theNumber, func(i *inbox, op *consumer.Operator) error { return op.Admit(ctx, i.id, i.note()) })
 }
 
 func quarantineDiscard(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	return change(ctx, args, stdout, "quarantine discard", "Closes the case of a quarantined record; a key that a contradiction has blocked is let go on with \"relay inbox parked retry\".", "discarded", nothing,
 		(*inbox).number, theNumber, func(i *inbox, op *consumer.Operator) error {
-			return op.DiscardQuarantined(ctx, int64(i.id), i.note())
+			return op.DiscardQuarantined(ctx, i.id, i.note())
 		})
 }
 
 func quarantineErase(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	return change(ctx, args, stdout, "quarantine erase", "Erases what a quarantined record says; where it lay and why it was refused stays.", "erased", nothing,
 		(*inbox).number, theNumber, func(i *inbox, op *consumer.Operator) error {
-			return op.EraseQuarantined(ctx, int64(i.id), i.note())
+			return op.EraseQuarantined(ctx, i.id, i.note())
 		})
 }

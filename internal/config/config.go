@@ -103,12 +103,21 @@ func (s *Set) Duration(p *time.Duration, name, env string, def, min, max time.Du
 // Int adds a number from min to max. What is required has no default: 0 would
 // be taken for what was not given.
 func (s *Set) Int(p *int, name, env string, def, min, max int, usage string, opts ...Option) {
-	x := &setting{name: name, env: env, def: strconv.Itoa(def), usage: usage, parse: func(v string) error {
-		n, err := strconv.Atoi(v)
-		if err != nil || n < min || n > max {
+	number(s, p, name, env, def, min, max, usage, opts)
+}
+
+// Int64 is Int for numbers that have 64 bits on every machine.
+func (s *Set) Int64(p *int64, name, env string, def, min, max int64, usage string, opts ...Option) {
+	number(s, p, name, env, def, min, max, usage, opts)
+}
+
+func number[N int | int64](s *Set, p *N, name, env string, def, min, max N, usage string, opts []Option) {
+	x := &setting{name: name, env: env, def: fmt.Sprint(def), usage: usage, parse: func(v string) error {
+		n, err := strconv.ParseInt(v, 10, 64)
+		if err != nil || n < int64(min) || n > int64(max) {
 			return fmt.Errorf("want a number from %d to %d", min, max)
 		}
-		*p = n
+		*p = N(n)
 		return nil
 	}}
 	s.add(x, opts)
