@@ -87,6 +87,9 @@ func parkedShow(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	s.Int(&i.filter.Limit, "limit", "", 100, 1, 100_000, "show so many records at most")
 	kind := schema.KindMonitor
 	return i.run(ctx, s, args, stdout, kind, func(op *consumer.Operator) error {
+		if (i.epoch == 0) != (i.seq == 0) {
+			return &config.UsageError{Err: fmt.Errorf("%s: a record has both an epoch and a seq: give -epoch and -seq, or neither", s.Name)}
+		}
 		if i.seq != 0 {
 			return i.printRecord(stdout, func() (consumer.StoredRecord, error) { return op.ParkedRecord(ctx, i.position()) }, thePosition(i))
 		}

@@ -305,6 +305,8 @@ func TestTheInboxCommandsRefuseWithTheRemedy(t *testing.T) {
 	}
 	w.do(w.operator, 2, "parked list stray", "unexpected argument")
 	w.do(w.operator, 1, "parked show -stream s -key none", "has no guard")
+	w.do(w.operator, 2, "parked show -stream s -key none -seq 3", "give -epoch and -seq, or neither")
+	w.do(w.operator, 2, "parked show -stream s -key none -epoch 3", "give -epoch and -seq, or neither")
 	w.do(w.operator, 1, "parked discard"+at+"-seq 1"+decided, "passed")
 	w.do(w.operator, 1, "parked adopt -stream s -key a_key -epoch 4611686018427387904 -seq 1"+decided, "ahead of the database's clock")
 	w.do(w.operator, 1, "parked adopt -stream s -key none -epoch 1 -seq 1"+decided, "nothing was read of the stream")

@@ -37,13 +37,20 @@ func verifyAll(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	s.List(&topics, "topics", "TOPICS", "", "topics to read besides those of the outbox, such as one that events were republished to")
 	s.List(&consumers, "consumers", "VERIFY_CONSUMERS", "", "names of the consumers whose guards are compared, separated by commas", config.Check(once))
 	s.String(&dsns.DSN, "consumer-postgres", "CONSUMER_POSTGRES_DSN", "", "connection string of the database that their guards are in; the outbox's if empty. For consumers in several databases, run it once for each", config.Secret(), config.Check(config.CheckDSN))
-	s.String(&dsns.Schema, "consumer-schema", "CONSUMER_SCHEMA", schema.Default, "schema of their guards", config.Check(schema.Validate))
+	s.String(&dsns.Schema, "consumer-schema", "CONSUMER_SCHEMA", "", "schema of their guards; if empty the outbox's, or in another database "+schema.Default, config.Check(schema.Validate))
 	s.String(&dir, "dir", "VERIFY_DIR", "", "directory for temporary files, about 150 bytes for each event, record and guard; the system's if empty", config.Check(directory))
 	s.Int(&limit, "limit", "VERIFY_LIMIT", 1000, 1, 1<<30, "how many findings are printed; all are counted")
 	s.Bool(&asJSON, "json", "", "print one JSON object for each finding, and one for the summary at the end")
 	log.Register(s)
 	if err := config.Parse(s, args, stdout); err != nil {
 		return err
+	}
+	switch {
+	case dsns.Schema != "":
+	case dsns.DSN == "":
+		dsns.Schema = postgres.Schema
+	default:
+		dsns.Schema = schema.Default
 	}
 	reader, err := kafka.log()
 	if err != nil {

@@ -60,3 +60,12 @@ func TestVerifyNeedsItsRolesAndAConsumerThatExists(t *testing.T) {
 		t.Error("events are said to belong to a topic that nothing was appended to")
 	}
 }
+
+// Who has chosen a schema for both parts says so once.
+func TestVerifyLooksForGuardsInTheSchemaOfTheOutbox(t *testing.T) {
+	dsn, broker := cmdtest.Database(t), kafkatest.Broker(t)
+	env := cmdtest.Env{"FENCELINE_POSTGRES_DSN=" + dsn, "FENCELINE_KAFKA_BROKERS=" + broker, "FENCELINE_SCHEMA=elsewhere"}
+	want(t, cmdtest.Run(t, env, "relay", "migrate", "up"), 0)
+	want(t, cmdtest.Run(t, env, "relay", "verify", "-consumers", "nobody"), 1, `consumer "nobody" has never read anything`)
+	want(t, cmdtest.Run(t, env, "relay", "verify", "-consumers", "nobody", "-consumer-schema", "fenceline"), 1, "schema missing")
+}
