@@ -10,11 +10,23 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
+// sessionSettings are for sessions that last. Times that were set for the login, the
+// database or the cluster are meant for others: these sessions are idle whenever
+// nothing is published, and each one that the server ends has events published
+// twice; and a statement that was ended for its time would be ended so each time.
+// What PostgreSQL doesn't know before version 17 is set where it does.
+const sessionSettings = `
+set statement_timeout = 0;
+set lock_timeout = 0;
+set idle_session_timeout = 0;
+set idle_in_transaction_session_timeout = 0;
+select set_config(name, '0', false) from pg_catalog.pg_settings where name = 'transaction_timeout';`
+
 // readerSettings make the plans of reader.go's statements what they must be,
 // whatever the statistics say: an index, walked in order, and no more of it
 // than the page. A plan made for one set of parameters is not better, only
 // less certain.
-const readerSettings = `
+const readerSettings = sessionSettings + `
 set application_name = 'fenceline relay reader';
 set plan_cache_mode = force_generic_plan;
 set jit = off;
@@ -24,7 +36,7 @@ set enable_bitmapscan = off;
 set work_mem = '32MB';
 set default_transaction_isolation = 'read committed'`
 
-const writerSettings = `
+const writerSettings = sessionSettings + `
 set application_name = 'fenceline relay checkpoint';
 set default_transaction_isolation = 'read committed';
 set default_transaction_read_only = off`

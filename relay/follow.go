@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fenceline/fenceline/fencing"
@@ -108,11 +109,13 @@ func followSlot(ctx context.Context, pool *pgxpool.Pool, cfg FollowConfig, repor
 	}
 	sql := newStatements(name)
 	f := &follower{cfg: cfg, wait: wait, sql: &sql, share: newShare(pool, fences, own, &sql), x: func(s string) string { return schema.Expand(s, name) }}
-	conn, err := pool.Acquire(ctx)
+	// Not one of the pool's: it is held while leases are asked for, and those take
+	// others from the pool, which may have no more than one.
+	conn, err := dial(ctx, pool, writerSettings)
 	if err != nil {
-		return fmt.Errorf("relay: follow: %w", err)
+		return err
 	}
-	defer conn.Release()
+	defer hangUp(conn)
 	f.conn, f.report = conn, report
 	return f.run(ctx)
 }
@@ -120,7 +123,7 @@ func followSlot(ctx context.Context, pool *pgxpool.Pool, cfg FollowConfig, repor
 type follower struct {
 	cfg   FollowConfig
 	wait  time.Duration
-	conn  *pgxpool.Conn // of everything between the snapshot and its being stored
+	conn  *pgx.Conn // of everything between the snapshot and its being stored
 	sql   *statements
 	share *share
 	x     func(string) string

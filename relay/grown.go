@@ -73,7 +73,7 @@ func (s *session) tryAgain(ctx context.Context, t *topic) {
 	for key, because := range why {
 		ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 		var asked bool
-		err := s.pool.QueryRow(ctx, s.sql.heldAuto, t.name, key, because).Scan(&asked)
+		err := write(ctx, s.pool, s.sql.heldAuto, []any{t.name, key, because}, &asked)
 		cancel()
 		if err != nil {
 			s.log.Warn("could not ask for a held stream to be resumed; an operator can", "topic", t.name, "key", key, "error", err)

@@ -192,7 +192,7 @@ func (o *Operator) HeldEvent(ctx context.Context, h HeldStream) (HeldEvent, erro
 // A record that was skipped can't be retried: the answer is then a
 // [*NotPossibleError].
 func (o *Operator) Retry(ctx context.Context, topic, key string, by By) (isNew bool, err error) {
-	err = o.pool.QueryRow(ctx, schema.Expand(`select @schema@.relay_held_retry($1, $2, $3, nullif($4, ''))`, o.name), topic, key, by.Who, by.Why).Scan(&isNew)
+	err = write(ctx, o.pool, schema.Expand(`select @schema@.relay_held_retry($1, $2, $3, nullif($4, ''))`, o.name), []any{topic, key, by.Who, by.Why}, &isNew)
 	return isNew, decided("retry a held stream", err)
 }
 
@@ -216,7 +216,7 @@ func (o *Operator) Skip(ctx context.Context, topic, key string, through int64, b
 	if through != 0 {
 		to = &through
 	}
-	err := o.pool.QueryRow(ctx, schema.Expand(`select first, last, stopped_at_end from @schema@.relay_held_skip($1, $2, $3, $4, nullif($5, ''))`, o.name), topic, key, to, by.Who, by.Why).
-		Scan(&s.From, &s.To, &s.BeforeEnd)
+	err := write(ctx, o.pool, schema.Expand(`select first, last, stopped_at_end from @schema@.relay_held_skip($1, $2, $3, $4, nullif($5, ''))`, o.name), []any{topic, key, to, by.Who, by.Why},
+		&s.From, &s.To, &s.BeforeEnd)
 	return s, decided("skip a record", err)
 }

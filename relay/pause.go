@@ -67,7 +67,7 @@ func SetPause(ctx context.Context, pool *pgxpool.Pool, name string, paused bool,
 	if err := schema.Check(ctx, pool, name, schema.Producer); err != nil {
 		return false, fmt.Errorf("relay: %w", err)
 	}
-	if err := pool.QueryRow(ctx, schema.Expand("select @schema@.relay_set_pause($1, $2, $3)", name), paused, who, reason).Scan(&changed); err != nil {
+	if err := write(ctx, pool, schema.Expand("select @schema@.relay_set_pause($1, $2, $3)", name), []any{paused, who, reason}, &changed); err != nil {
 		return false, fmt.Errorf("relay: pause or resume: %w", err)
 	}
 	return changed, nil

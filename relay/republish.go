@@ -154,7 +154,7 @@ func Republish(ctx context.Context, pool *pgxpool.Pool, publisher Publisher, cfg
 		// Also when it was cut off.
 		note, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 		defer cancel()
-		if _, e := pool.Exec(note, r.sql.note, cfg.Who, cfg.Topic, cfg.Key, cfg.note(report)); e != nil {
+		if e := write(note, pool, r.sql.note, []any{cfg.Who, cfg.Topic, cfg.Key, cfg.note(report)}, nil); e != nil {
 			cfg.Logger.Warn("could not note the republish", "error", e)
 		}
 	}

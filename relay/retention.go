@@ -216,7 +216,7 @@ func (p *pass) rotate(ctx context.Context) error {
 	wait := patience(20*time.Millisecond, time.Second)
 	for try := 1; ; {
 		var step *string
-		if err := p.pool.QueryRow(ctx, p.sql("select @schema@.outbox_rotate($1, $2, $3)"), p.cfg.RotateAge, p.cfg.RotateBytes, p.cfg.LockTimeout).Scan(&step); err != nil {
+		if err := write(ctx, p.pool, p.sql("select @schema@.outbox_rotate($1, $2, $3)"), []any{p.cfg.RotateAge, p.cfg.RotateBytes, p.cfg.LockTimeout}, &step); err != nil {
 			return fmt.Errorf("rotate: %w", err)
 		}
 		switch {
@@ -252,7 +252,7 @@ func (p *pass) drop(ctx context.Context, part Partition, now time.Time) error {
 	wait := patience(20*time.Millisecond, time.Second)
 	for try := 1; ; try++ {
 		if part.Kept == "" || try > 1 {
-			if err := p.pool.QueryRow(ctx, p.sql("select @schema@.outbox_drop($1, $2, $3)"), part.Number, p.cfg.Keep, p.cfg.LockTimeout).Scan(&part.Kept); err != nil {
+			if err := write(ctx, p.pool, p.sql("select @schema@.outbox_drop($1, $2, $3)"), []any{part.Number, p.cfg.Keep, p.cfg.LockTimeout}, &part.Kept); err != nil {
 				return fmt.Errorf("drop %s: %w", part.Name, err)
 			}
 		}
@@ -280,7 +280,7 @@ func (p *pass) delete(ctx context.Context) error {
 	for {
 		var deleted int64
 		var last *int64
-		if err := p.pool.QueryRow(ctx, p.sql("select deleted, last from @schema@.outbox_delete($1, $2, $3)"), p.cfg.Keep, after, p.cfg.DeleteBatch).Scan(&deleted, &last); err != nil {
+		if err := write(ctx, p.pool, p.sql("select deleted, last from @schema@.outbox_delete($1, $2, $3)"), []any{p.cfg.Keep, after, p.cfg.DeleteBatch}, &deleted, &last); err != nil {
 			return fmt.Errorf("delete: %w", err)
 		}
 		p.report.Deleted += deleted

@@ -44,7 +44,7 @@ func (t *topic) look(ctx context.Context) (d Topic, retired bool, err error) {
 // pin asks for the pinned partition count of a topic, 0 if there is none. With a
 // count it pins that first, unless there is one.
 func (s *session) pin(ctx context.Context, topic string, count *int) (pinned int, retired bool, err error) {
-	if err := s.pool.QueryRow(ctx, s.sql.topicPin, topic, count).Scan(&pinned, &retired); err != nil {
+	if err := write(ctx, s.pool, s.sql.topicPin, []any{topic, count}, &pinned, &retired); err != nil {
 		return 0, false, fmt.Errorf("relay: look up the partition count of topic %q: %w", topic, err)
 	}
 	return pinned, retired, nil
@@ -61,7 +61,7 @@ func (l *lane) judge(items []item) bool {
 	}
 	s := l.s
 	var judged *int64
-	if err := s.pool.QueryRow(s.hard, s.sql.topicJudge, l.topic.name, pos).Scan(&judged); err != nil {
+	if err := write(s.hard, s.pool, s.sql.topicJudge, []any{l.topic.name, pos}, &judged); err != nil {
 		s.fail(fmt.Errorf("relay: give the events of the retired topic %q their verdict: %w", l.topic.name, err))
 		return false
 	}

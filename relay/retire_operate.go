@@ -74,7 +74,7 @@ func (o *Operator) Topics(ctx context.Context) ([]TopicInfo, error) {
 // before. A topic that the broker doesn't refuse can't be retired:
 // [*NotPossibleError].
 func (o *Operator) RetireTopic(ctx context.Context, topic string, by By) (isNew bool, err error) {
-	err = o.pool.QueryRow(ctx, schema.Expand(`select @schema@.relay_topic_retire($1, $2, nullif($3, ''))`, o.name), topic, by.Who, by.Why).Scan(&isNew)
+	err = write(ctx, o.pool, schema.Expand(`select @schema@.relay_topic_retire($1, $2, nullif($3, ''))`, o.name), []any{topic, by.Who, by.Why}, &isNew)
 	err = decided("retire a topic", err)
 	if errors.Is(err, ErrNotPossible) {
 		var known bool
@@ -91,7 +91,7 @@ func (o *Operator) RetireTopic(ctx context.Context, topic string, by By) (isNew 
 // without it, and where a tombstone was swept since the topic was refused, the
 // answer is a [*NotPossibleError].
 func (o *Operator) AcceptTopic(ctx context.Context, topic string, partitions int, drained bool, by By) error {
-	_, err := o.pool.Exec(ctx, schema.Expand(`select @schema@.relay_topic_accept($1, $2::bigint::int, $3, $4, nullif($5, ''))`, o.name), topic, partitions, drained, by.Who, by.Why)
+	err := write(ctx, o.pool, schema.Expand(`select @schema@.relay_topic_accept($1, $2::bigint::int, $3, $4, nullif($5, ''))`, o.name), []any{topic, partitions, drained, by.Who, by.Why}, nil)
 	return decided("accept a topic", err)
 }
 

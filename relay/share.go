@@ -106,7 +106,7 @@ func (h *share) round(ctx context.Context) (soonest time.Duration, err error) {
 	var ids []uuid.UUID
 	var free []int
 	var left *time.Duration
-	if err := h.pool.QueryRow(asked, h.sql.meet, h.id, h.cfg.Name, h.holder, beat).Scan(&ids, &free, &left); err != nil {
+	if err := write(asked, h.pool, h.sql.meet, []any{h.id, h.cfg.Name, h.holder, beat}, &ids, &free, &left); err != nil {
 		h.beaten = time.Time{}
 		return meetEvery, fmt.Errorf("relay: look at the shards: %w", err)
 	}
@@ -283,7 +283,7 @@ func (h *share) leave(ctx context.Context) {
 	defer cancel()
 	// First this: who sees a free shard should also see that there is one less
 	// to share with.
-	if _, err := h.pool.Exec(ctx, h.sql.leave, h.id); err != nil {
+	if err := write(ctx, h.pool, h.sql.leave, []any{h.id}, nil); err != nil {
 		h.cfg.Logger.Warn("could not sign off; the other instances count this one until its time is over", "error", err)
 	}
 	h.release(ctx)

@@ -14,7 +14,8 @@ import (
 	"github.com/fenceline/fenceline/internal/schema"
 )
 
-const listenerSettings = `set application_name = 'fenceline relay listener'`
+const listenerSettings = sessionSettings + `
+set application_name = 'fenceline relay listener'`
 
 // listener hears the NOTIFYs of outbox.Waker, on a connection of its own, and
 // passes them on. One that is lost costs an event one poll interval, nothing

@@ -1,0 +1,24 @@
+package relay
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// write runs one statement that changes something, in a transaction of its own
+// that says what it needs. A login can have other defaults: in a stricter
+// isolation the functions that look again under a lock refuse or see what was
+// there before it, and many a hosted server turns writing off by default when
+// its disk is nearly full, which is when somebody wants to remove events, or to
+// publish what keeps them. In one message, so that it costs no round trip.
+//
+// After an error the connection is not idle, and the pool drops it.
+func write(ctx context.Context, pool *pgxpool.Pool, sql string, args []any, dest ...any) error {
+	b := &pgx.Batch{}
+	b.Queue("begin isolation level read committed, read write")
+	b.Queue(sql, args...).QueryRow(func(row pgx.Row) error { return row.Scan(dest...) })
+	b.Queue("commit")
+	return pool.SendBatch(ctx, b).Close()
+}
