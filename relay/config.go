@@ -84,9 +84,9 @@ type Config struct {
 	// it was: its partition count, its configuration. Defaults to one minute.
 	TopicCheck time.Duration
 
-	// Grace is how long a stop waits for requests in flight. What is not
-	// acknowledged by then is published a second time by the next instance.
-	// Defaults to 10 s.
+	// Grace is how long a stop waits for requests in flight, and for a checkpoint
+	// that is being stored. What is not acknowledged, or not stored, by then is
+	// published a second time by the next instance. Defaults to 10 s.
 	Grace time.Duration
 
 	// Retention, if not nil, has this relay rotate the outbox and drop what is

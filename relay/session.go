@@ -159,12 +159,14 @@ func (s *session) run(ctx context.Context, leases []*fencing.Lease) error {
 	}
 	s.askAgain()
 	<-s.soft.Done()
+	grace := time.NewTimer(s.cfg.Grace)
+	defer grace.Stop()
 	s.mu.Lock()
 	s.ending = true
 	s.mu.Unlock()
-	s.background.Wait()
+	s.wait(&s.background, grace, "a checkpoint")
 	if s.failed() == nil {
-		s.finish()
+		s.finish(grace)
 	}
 	s.cancelHard()
 	s.lanes.Wait()
@@ -174,19 +176,10 @@ func (s *session) run(ctx context.Context, leases []*fencing.Lease) error {
 
 // finish waits for the requests in flight, and for what is queued in front of
 // what was sent already, but for nothing else, and stores the cursors.
-func (s *session) finish() {
+func (s *session) finish(grace *time.Timer) {
 	s.closeLanes()
-	idle := make(chan struct{})
-	go func() { s.lanes.Wait(); close(idle) }()
-	grace := time.NewTimer(s.cfg.Grace)
-	defer grace.Stop()
-	select {
-	case <-idle:
-	case <-grace.C:
-		s.log.Warn("grace time is over; requests in flight are abandoned and will be published again", "grace", s.cfg.Grace)
-	}
+	s.wait(&s.lanes, grace, "requests in flight")
 	s.cancelHard()
-	<-idle
 	if s.failed() != nil {
 		return // the lease ended meanwhile
 	}
@@ -195,6 +188,23 @@ func (s *session) finish() {
 	if err := s.checkpoint(ctx, true); err != nil {
 		s.log.Warn("last checkpoint failed; what was published since the one before will be published again", "error", err)
 	}
+}
+
+// wait waits for goroutines until the grace time is over, and then cuts off what
+// they wait for. A checkpoint is among that: whoever locks what it has to lock, or
+// a server that doesn't answer, would keep a stop waiting for as long.
+func (s *session) wait(all *sync.WaitGroup, grace *time.Timer, what string) {
+	done := make(chan struct{})
+	go func() { all.Wait(); close(done) }()
+	select {
+	case <-done:
+		return
+	case <-s.hard.Done():
+	case <-grace.C:
+		s.log.Warn("grace time is over; what is not finished is abandoned and will be published again", "unfinished", what, "grace", s.cfg.Grace)
+		s.cancelHard()
+	}
+	<-done
 }
 
 // fail ends the session for a reason. The first reason counts.

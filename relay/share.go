@@ -257,11 +257,22 @@ func (h *share) release(ctx context.Context) {
 	h.releaseAll(ctx, leases)
 }
 
+// releaseAll begins none any more when ctx has ended. Each has a time of its own,
+// which ctx does not cut: where the database doesn't answer, a stop would wait for
+// the sum of them.
 func (h *share) releaseAll(ctx context.Context, leases []*fencing.Lease) {
 	var all sync.WaitGroup
+	defer all.Wait()
 	slots := make(chan struct{}, together)
-	for _, l := range leases {
-		slots <- struct{}{}
+	for i, l := range leases {
+		select {
+		case slots <- struct{}{}:
+		case <-ctx.Done():
+		}
+		if ctx.Err() != nil {
+			h.keep(leases[i:])
+			return
+		}
 		all.Go(func() {
 			defer func() { <-slots }()
 			if err := l.Release(ctx); err != nil {
@@ -269,22 +280,39 @@ func (h *share) releaseAll(ctx context.Context, leases []*fencing.Lease) {
 			}
 		})
 	}
-	all.Wait()
 }
 
-// leave gives everything up. It works when ctx has ended, too.
+// keep takes back leases that were not given up yet: leave is still to come.
+func (h *share) keep(leases []*fencing.Lease) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, l := range leases {
+		if n, ok := shardOf(l.Position().Key); ok {
+			h.leases[n], h.give = l, h.give.with(n)
+		}
+	}
+}
+
+// leave gives everything up. It works when ctx has ended, too, and takes some
+// seconds at most.
 func (h *share) leave(ctx context.Context) {
 	h.mu.Lock()
 	for n := range h.leases {
 		h.give = h.give.with(n)
 	}
 	h.mu.Unlock()
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	ctx = context.WithoutCancel(ctx)
+	asked, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	// First this: who sees a free shard should also see that there is one less
 	// to share with.
-	if err := write(ctx, h.pool, h.sql.leave, []any{h.id}, nil); err != nil {
+	if err := write(asked, h.pool, h.sql.leave, []any{h.id}, nil); err != nil {
 		h.cfg.Logger.Warn("could not sign off; the other instances count this one until its time is over", "error", err)
 	}
-	h.release(ctx)
+	giving, stop := context.WithTimeout(ctx, 5*time.Second)
+	defer stop()
+	h.release(giving)
+	if h.give != 0 {
+		h.cfg.Logger.Warn("could not give all shards up; other instances take them over when their leases expire", "shards", h.give.len(), "error", context.Cause(giving))
+	}
 }

@@ -1,0 +1,90 @@
+package relay
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/fenceline/fenceline/internal/pgmigrated"
+	"github.com/fenceline/fenceline/internal/pgproxy"
+	"github.com/fenceline/fenceline/internal/pgtest"
+	"github.com/fenceline/fenceline/outbox"
+)
+
+// Somebody holds what a checkpoint has to lock: a transaction that was left open in
+// a console, or the lock of a change of the schema.
+func TestAStopWaitsForNoCheckpointBeyondTheGraceTime(t *testing.T) {
+	t.Parallel()
+	pool, kafka := fresh(t, "a")
+	p := newProducer(t, pool, "k")
+	r := startRelay(t, pool, kafka, quick())
+	p.publish("a", "x")
+	eventually(t, "a cursor is stored", func() bool { return checkpointsOf(t, pool) > 0 })
+
+	held, err := pool.Begin(bg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = held.Rollback(bg) }()
+	if _, err := held.Exec(bg, "select from fenceline.fence where key = $1 for update", ShardKey(outbox.Shard("k"))); err != nil {
+		t.Fatal(err)
+	}
+	p.publish("a", "y")
+	eventually(t, "the checkpoint waits for the lock", func() bool {
+		return query[bool](t, pool, "select exists (select from pg_stat_activity where datname = current_database() and application_name = 'fenceline relay checkpoint' and wait_event_type = 'Lock')")
+	})
+	began := time.Now()
+	r.end() // within a minute, and without an error
+	t.Logf("it took %v", time.Since(began))
+	if err := held.Rollback(bg); err != nil {
+		t.Fatal(err)
+	}
+
+	// What could not be stored is published again, in order.
+	r = startRelay(t, pool, kafka, quick())
+	p.publish("a", "z")
+	eventually(t, "the next one goes on", func() bool { return kafka.has("a", "z") })
+	r.end()
+	if distinct, _, _ := firsts(t, kafka.logs["a"]); distinct != 3 {
+		t.Errorf("%d events are published, 3 were committed", distinct)
+	}
+}
+
+// A network that swallows everything: nobody answers, and nobody says so.
+func TestAStopEndsThoughTheDatabaseDoesNotAnswer(t *testing.T) {
+	t.Parallel()
+	dsn := pgmigrated.Migrated(t)
+	direct, kafka := pgtest.Connect(t, dsn), newMemory(t, "a")
+	server := direct.Config().ConnConfig
+	proxy, err := pgproxy.Listen(fmt.Sprintf("%s:%d", server.Host, server.Port))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = proxy.Close() })
+	through, err := proxy.DSN(dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool, err := pgxpool.New(bg, through)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	has := make(chan []int, 100)
+	cfg := quick()
+	cfg.LeaseTTL = time.Hour // and so nothing ends by itself
+	cfg.Hooks.Shards = func(shards []int) { has <- shards }
+	r := startRelay(t, pool, kafka, cfg)
+	for len(receive(t, "the relay has all shards", has)) < outbox.Shards {
+	}
+	newProducer(t, direct, "k").publish("a", "x")
+	eventually(t, "it publishes", func() bool { return kafka.has("a", "x") })
+
+	proxy.Freeze()
+	t.Cleanup(proxy.Thaw) // before the pool is closed
+	began := time.Now()
+	r.end() // within a minute: one for each of its leases would take longer
+	t.Logf("it took %v", time.Since(began))
+}
