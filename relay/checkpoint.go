@@ -108,7 +108,7 @@ type forkRow struct {
 }
 
 func (f *fork) row() forkRow {
-	r := forkRow{Topic: f.topic, Shards: f.flow.shards.list(), Reason: f.reason, Detail: f.detail}
+	r := forkRow{Topic: f.topic, Shards: f.flow.shards.list(), Reason: storable(f.reason), Detail: storable(f.detail)}
 	if f.partition >= 0 {
 		r.Partition, r.Partitions = &f.partition, &f.partitions
 	}
@@ -156,7 +156,7 @@ func (s *session) capture() (*state, error) {
 	for _, h := range s.held {
 		if !h.recorded {
 			st.holds = append(st.holds, h)
-			held = append(held, heldRow{h.Topic, h.Key, h.Pos, h.Epoch, h.Seq, h.Reason, h.Detail})
+			held = append(held, heldRow{h.Topic, h.Key, h.Pos, h.Epoch, h.Seq, storable(h.Reason), storable(h.Detail)})
 		}
 	}
 	st.old = slices.Concat(s.stored[min(keptGenerations, len(s.stored)):]...)

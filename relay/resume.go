@@ -241,7 +241,7 @@ func (s *session) settleHeld(ctx context.Context) error {
 			continue
 		}
 		at := sd.place()
-		x := settled{h: h, sd: sd, Topic: k.topic, Key: k.key, Asked: sd.asked, Pos: at.pos, Epoch: at.epoch, Seq: at.seq, Reason: h.Reason, Detail: h.Detail}
+		x := settled{h: h, sd: sd, Topic: k.topic, Key: k.key, Asked: sd.asked, Pos: at.pos, Epoch: at.epoch, Seq: at.seq, Reason: storable(h.Reason), Detail: storable(h.Detail)}
 		switch idle := len(sd.flow.pages) == 0; {
 		case idle && sd.stopped:
 			x.Became, x.Pos, x.Epoch, x.Seq = becameHeld, h.Pos, h.Epoch, h.Seq
