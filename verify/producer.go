@@ -242,7 +242,7 @@ func (r *run) row(rows pgx.Rows) (pos int64, err error) {
 	default:
 		r.report.Waiting++
 	}
-	v.digest = fingerprint(ev.CreatedAt.UnixMilli(), []byte(ev.Key), outbox.WireValue(&ev), outbox.AppendWireHeaders(nil, &ev))
+	v.digest = fingerprint([]byte(ev.Key), outbox.WireValue(&ev), outbox.AppendWireHeaders(nil, &ev))
 	return ev.Pos, r.spool.add(&v)
 }
 

@@ -91,7 +91,7 @@ func (r *run) record(topic string, partition int, rec LogRecord) error {
 	}
 	v := seen{source: inTopic, stream: ev.Stream, key: ev.Key, topic: topic, partition: int32(partition), offset: rec.Offset}
 	v.event(&ev)
-	v.digest = fingerprint(rec.TimestampMS, rec.Key, rec.Value, rec.Headers)
+	v.digest = fingerprint(rec.Key, rec.Value, rec.Headers)
 	return r.spool.add(&v)
 }
 
@@ -138,8 +138,10 @@ func (v *seen) event(ev *outbox.Record) {
 	}
 }
 
-// fingerprint is the same for two records that are the same in every byte.
-func fingerprint(timestampMS int64, key, value []byte, headers []outbox.WireHeader) [16]byte {
+// fingerprint is the same for two records that are the same in every byte, but for
+// Kafka's timestamp: where the topic's message.timestamp.type is LogAppendTime, the
+// broker has put its own in each copy. The event's time is among the headers.
+func fingerprint(key, value []byte, headers []outbox.WireHeader) [16]byte {
 	h := sha256.New()
 	var n [8]byte
 	number := func(v int64) {
@@ -154,7 +156,6 @@ func fingerprint(timestampMS int64, key, value []byte, headers []outbox.WireHead
 		number(int64(len(b)))
 		h.Write(b)
 	}
-	number(timestampMS)
 	bytes(key)
 	bytes(value)
 	for _, w := range headers {

@@ -128,6 +128,21 @@ func TestPartsThatAgreeGiveNoFinding(t *testing.T) {
 	}
 }
 
+// A topic whose message.timestamp.type is LogAppendTime has the times at which the
+// broker got the records.
+func TestTheBrokersOwnTimestampsAreNoDisagreement(t *testing.T) {
+	t.Parallel()
+	w := story(t)
+	for _, log := range w.log.topics[topic] {
+		for i := range log {
+			log[i].TimestampMS += int64(1000 * (i + 1))
+		}
+	}
+	if report, all := w.verify(); report.Total() != 0 {
+		t.Errorf("found: %v", all)
+	}
+}
+
 // Each kind of disagreement is found, and called by its name. The comparison is
 // the same whether a bucket has everything or a row.
 func TestEachDisagreementIsFound(t *testing.T) {
