@@ -65,7 +65,7 @@ var goMutants = []mutants.Mutant{
 		in("../outbox/skip.go", "uuid.NewSHA1(last.ID, appendPadded([]byte(\"skip/\"), from))", "func() uuid.UUID { _ = uuid.NewSHA1; return last.ID }()"),
 	}},
 	{Name: "a republish without pace", Test: "TestARepublishKeepsToItsRateAndEndsWhenItIsTold", Edits: []mutants.Edit{
-		in("republish_run.go", "time.Until(due)", "0*time.Until(due)"),
+		in("republish_run.go", "time.NewTimer(wait)", "time.NewTimer(0*wait)"),
 	}},
 	{Name: "what was too large is forgotten with the session", Test: "TestAStreamHeldForItsSizeIsRetriedAfterARestartToo", Edits: []mutants.Edit{
 		in("load.go", ", limit: limitIn(h.Reason)}", "}"),

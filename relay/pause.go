@@ -47,7 +47,11 @@ func ReadPause(ctx context.Context, pool *pgxpool.Pool, name string) (p Pause, e
 	if name == "" {
 		name = schema.Default
 	}
-	err = pool.QueryRow(ctx, schema.Expand(readPauseSQL, name)).Scan(&p.Paused, &p.Who, &p.Login, &p.Reason, &p.At)
+	return readPause(ctx, pool, name)
+}
+
+func readPause(ctx context.Context, q schema.Querier, name string) (p Pause, err error) {
+	err = q.QueryRow(ctx, schema.Expand(readPauseSQL, name)).Scan(&p.Paused, &p.Who, &p.Login, &p.Reason, &p.At)
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 		return Pause{}, fmt.Errorf("relay: read whether relays are paused: %w", err)
 	}

@@ -24,12 +24,15 @@ const (
 
 // republisher is one run of [Republish].
 type republisher struct {
-	cfg   RepublishConfig
-	conn  *pgx.Conn
-	pub   Publisher
-	sql   republishStatements
-	seen  *seen
-	began time.Time
+	cfg  RepublishConfig
+	conn *pgx.Conn
+	pub  Publisher
+	sql  republishStatements
+	seen *seen
+	// due is when the next batch may go, looked when it was last asked whether the
+	// relays are paused.
+	due, looked time.Time
+	lookEvery   time.Duration
 
 	targets map[string]Topic
 	report  RepublishReport
@@ -257,7 +260,10 @@ func (r *republisher) publish(ctx context.Context, page []found) error {
 		weights[b] += x.weight
 	}
 	for _, b := range order {
-		if err := r.pace(ctx); err != nil {
+		if err := r.pace(ctx, len(b.Records)); err != nil {
+			return err
+		}
+		if err := r.mayGoOn(ctx); err != nil {
 			return err
 		}
 		if err := r.send(ctx, b); err != nil {
@@ -291,10 +297,17 @@ func (r *republisher) target(ctx context.Context, topic string) (Topic, error) {
 	return d, nil
 }
 
-// pace waits until what was sent is within the rate.
-func (r *republisher) pace(ctx context.Context) error {
-	due := r.began.Add(time.Duration(float64(r.sent) / float64(r.cfg.Rate) * float64(time.Second)))
-	timer := time.NewTimer(time.Until(due))
+// pace waits until n more records are within the rate. What could not be sent when
+// it was due, in an outage of the broker say, is not made up for: what comes back
+// would get all of it at once.
+func (r *republisher) pace(ctx context.Context, n int) error {
+	now := time.Now()
+	if r.due.Before(now) {
+		r.due = now
+	}
+	wait := r.due.Sub(now)
+	r.due = r.due.Add(time.Duration(float64(n) / float64(r.cfg.Rate) * float64(time.Second)))
+	timer := time.NewTimer(wait)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
@@ -302,6 +315,26 @@ func (r *republisher) pace(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+}
+
+// lookEvery is how often it is asked whether the relays are paused: as often as a
+// relay asks that hears nothing.
+const lookEvery = 5 * time.Second
+
+// mayGoOn gives ErrPaused when an operator has paused the relays meanwhile.
+func (r *republisher) mayGoOn(ctx context.Context) error {
+	if !r.looked.IsZero() && time.Since(r.looked) < r.lookEvery {
+		return nil
+	}
+	p, err := readPause(ctx, r.conn, r.cfg.Schema)
+	if err != nil {
+		return err
+	}
+	if p.Paused {
+		return ErrPaused
+	}
+	r.looked = time.Now()
+	return nil
 }
 
 // send makes attempts with the same batch until the broker has said what became

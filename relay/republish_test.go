@@ -290,6 +290,41 @@ func TestARepublishKeepsToItsRateAndEndsWhenItIsTold(t *testing.T) {
 	}
 }
 
+// An outage that was waited out is no reason to send faster than was said.
+func TestWhatARepublishCouldNotSendWhenItWasDueIsNotMadeUpFor(t *testing.T) {
+	t.Parallel()
+	r := &republisher{cfg: RepublishConfig{Rate: 1}, due: time.Now().Add(-time.Hour)}
+	began := time.Now()
+	if err := r.pace(bg, 3600); err != nil {
+		t.Fatal(err)
+	}
+	if !r.due.After(began.Add(3599 * time.Second)) {
+		t.Errorf("the next batch is due %v after the one that came late, want an hour", r.due.Sub(began))
+	}
+}
+
+func TestARepublishEndsWhenTheRelaysArePausedMeanwhile(t *testing.T) {
+	t.Parallel()
+	pool, kafka := fresh(t, "a")
+	p := newProducer(t, pool, "k")
+	p.publish("a", "1", "2", "3")
+	published(t, pool, kafka, "a", "3")
+	before := len(kafka.log("a"))
+	kafka.answer(func(context.Context, *Batch) error {
+		if _, err := SetPause(bg, pool, "", true, "me", "the broker is upgraded"); err != nil {
+			t.Error(err)
+		}
+		return nil
+	})
+	report, err := Republish(bg, pool, kafka, RepublishConfig{Who: "test", Key: "k", BatchRecords: 1, Rate: 1_000_000, lookEvery: time.Nanosecond})
+	if !errors.Is(err, ErrPaused) || report.Events != 1 || len(kafka.log("a")) != before+1 {
+		t.Errorf("%+v, %v; %d copies", report, err, len(kafka.log("a"))-before)
+	}
+	if n := query[int64](t, pool, "select (detail->>'events')::bigint from fenceline.relay_audit where action = 'republish' order by n desc limit 1"); n != 1 {
+		t.Errorf("on record are %d", n)
+	}
+}
+
 func TestARepublishThatChoosesNothingOrTheImpossibleIsRefused(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
