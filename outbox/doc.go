@@ -13,7 +13,9 @@
 // commit order, that runs on across takeovers of the key; so a consumer can tell
 // that nothing is missing, and which of two events is the later one. What
 // cannot be published cannot be appended: the size, the topic's name, the
-// headers are checked by [Append], at once, and again by append().
+// headers are checked by [Append], at once, and, but for the headers, again by
+// append(). Whoever calls that himself and names a header as one of the record's
+// own has the stream held by the relay, with the reason.
 //
 // # The model
 //

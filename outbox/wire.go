@@ -336,6 +336,11 @@ func (p *parser) start(r *Record) {
 	r.Prev = &Prev{epoch, seq}
 }
 
+// IsReserved tells whether a header's name is one that a producer's own header
+// can't have: those of the record itself, which come from the event's fields, in
+// whatever case.
+func IsReserved(name string) bool { return reservedHeader(name) }
+
 // reservedHeader: the CloudEvents attributes and content-type are ours to
 // write; a producer's header of such a name is refused at append. Header names
 // are compared without case, since bridges to HTTP fold it.

@@ -22,8 +22,8 @@ import (
 //   - after an answer that doesn't say what happened, the very same batch goes
 //     out again, however often;
 //   - a batch that is split is sent in order, half by half;
-//   - when a record is refused, its stream's later records leave the lane
-//     before anything behind it is sent.
+//   - when a record is refused, or is one that append can't have written, its
+//     stream's later records leave the lane before anything behind it is sent.
 //
 // When the lane is emptied because its topic is refused, the fork begins at or
 // before the first record that was not acknowledged, and goes through this same
@@ -81,6 +81,14 @@ func (l *lane) take() (items []item, over bool) {
 	}
 	n, bytes := 0, 0
 	for n < len(l.queue) && n < s.cfg.BatchRecords {
+		if l.queue[n].bad != "" {
+			// By itself, and in its turn: held before a record in front of it is
+			// refused, the stream would be recorded as held behind that one.
+			if n == 0 {
+				n = 1
+			}
+			break
+		}
 		bytes += l.queue[n].weight
 		if n > 0 && bytes > l.topic.batchBytes {
 			break
@@ -127,6 +135,9 @@ func (l *lane) send(items []item) bool {
 	}
 	if l.judges {
 		return l.judge(items)
+	}
+	if items[0].bad != "" {
+		return l.refused(items, &RefusedError{Reason: items[0].bad})
 	}
 	b := &Batch{Topic: l.topic.name, Partition: l.partition, Records: make([]outbox.Record, len(items))}
 	for i := range items {

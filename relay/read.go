@@ -173,10 +173,12 @@ func (s *session) dispatch(f *flow, ch chunk) {
 			p.mark(i)
 		case len(s.held) > 0 && s.isHeld(&it), it.void:
 			p.mark(i)
-		case it.bad != "":
+		case it.bad != "" && it.Topic == "":
 			s.hold(&it, &RefusedError{Reason: it.bad})
 			p.mark(i)
 		default:
+			// Also what nobody can publish: its stream is held when what stands before
+			// it in the lane is done, see lane.take.
 			s.inFlight += it.weight
 			s.topic(it.Topic).push(it)
 		}
