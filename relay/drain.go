@@ -34,7 +34,8 @@ type Drained struct {
 // meanwhile may be published too. If other relays run, it waits for what they
 // publish.
 //
-// What the broker refuses it does not wait for: see [Drained]. A topic that is
+// What the broker refuses it does not wait for: see [Drained]. A held stream of
+// which an operator has asked a retry or a skip is taken care of. A topic that is
 // refused has Config.Grace to prove usable. It returns ErrPaused if the relays
 // are paused, and the error of ctx if that ends first.
 func Drain(ctx context.Context, pool *pgxpool.Pool, publisher Publisher, cfg Config) (Drained, error) {
@@ -137,7 +138,7 @@ func (d *drainage) wait(ctx context.Context, ended chan error) (l left, err erro
 
 // left is what is not published of what was visible at the start.
 type left struct {
-	flows   bool     // cursors of shards have events before them
+	flows   bool     // cursors of shards have events before them, or a held stream is asked for
 	refused []string // topics whose forks have
 	forks   string   // where the forks are, to see whether they move
 	held    int      // streams
@@ -149,8 +150,14 @@ func (l left) nothing() bool { return !l.flows }
 // passed: the stragglers by (xid, pos), the others by pos, as the reader does.
 // Held streams are none of their business, nor are topics with a fork, which
 // have cursors of their own.
+//
+// A held stream of which an operator has asked something is waited for until it is
+// given back, or held once more: where only drains run, nobody else would do it.
+// One of a topic with a fork waits for that.
 const leftSQL = `
 select exists (
+    select from @schema@.relay_held h where h.state <> 'held' and not exists (select from @schema@.relay_fork f where f.topic = h.topic))
+  or exists (
     select from @schema@._relay_cursor c cross join lateral (
       (select 1 from pg_snapshot_xip(c.s1) x cross join lateral (
          select 1 from @schema@.outbox o where (o.xid, o.pos) > (x, 0) and (o.xid, o.pos) <= (x, c.low) and o.shard = any (c.shards) and ` + leftRow + ` and ` + noFork + ` limit 1) r limit 1)

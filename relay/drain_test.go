@@ -64,6 +64,47 @@ func TestDrainLeavesWhatTheBrokerRefusesAndSaysSo(t *testing.T) {
 	}
 }
 
+// Where only drains run, nobody else does what an operator has asked for.
+func TestDrainDoesWhatAnOperatorHasAskedOfAHeldStream(t *testing.T) {
+	t.Parallel()
+	pool, kafka := fresh(t, "a")
+	newProducer(t, pool, "k").publish("a", "1", "poison", "3")
+	newProducer(t, pool, "l").publish("a", "4", "poison", "6")
+	kafka.answer(refusing("poison"))
+	cfg := quick()
+	drained := func(held int) {
+		t.Helper()
+		if d, err := Drain(bg, pool, kafka, cfg); err != nil || d.Held != held {
+			t.Fatalf("%+v, %v; want %d held", d, err, held)
+		}
+	}
+	drained(2)
+	operator, err := NewOperator(bg, pool, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := operator.Skip(bg, "a", "k", 0, By{Who: "me"}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := operator.Retry(bg, "a", "l", By{Who: "me"}); err != nil {
+		t.Fatal(err)
+	}
+	drained(1) // the one that was retried is refused again
+	if !kafka.has("a", "3") || kafka.has("a", "6") {
+		t.Errorf("published: %q", kafka.payloads("a"))
+	}
+	drained(1) // and asked for once: nothing is waited for
+	kafka.answer(nil)
+	if _, err := operator.Retry(bg, "a", "l", By{Who: "me"}); err != nil {
+		t.Fatal(err)
+	}
+	drained(0)
+	if !kafka.has("a", "6") {
+		t.Errorf("published: %q", kafka.payloads("a"))
+	}
+	firsts(t, kafka.logs["a"])
+}
+
 func TestDrainWaitsForWhatAnotherRelayPublishes(t *testing.T) {
 	t.Parallel()
 	pool, kafka := fresh(t, "a")
