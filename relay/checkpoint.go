@@ -243,3 +243,26 @@ func fatal(err error) bool {
 	}
 	return false
 }
+
+// named has an error match fencing.ErrHistory if it says the same, and name the
+// remedy: whoever supervises a relay asks for that, whichever statement was the
+// first to be refused.
+func named(err error) error {
+	var pg *pgconn.PgError
+	if !errors.As(err, &pg) || pg.Code != "FL006" || errors.Is(err, fencing.ErrHistory) {
+		return err
+	}
+	return &historyError{err, pg.Hint}
+}
+
+// historyError says what to do, which the driver's text leaves out.
+type historyError struct {
+	error
+	remedy string
+}
+
+// Error names what to do.
+func (e *historyError) Error() string { return e.error.Error() + ": " + e.remedy }
+
+// Unwrap gives the database's error and fencing.ErrHistory.
+func (e *historyError) Unwrap() []error { return []error{e.error, fencing.ErrHistory} }

@@ -155,7 +155,8 @@ type RetentionReport struct {
 // can be cut off at any point. A login needs the role fenceline_relay or
 // fenceline_operator. An empty name stands for "fenceline".
 //
-// What was done is in the report, also with an error.
+// What was done is in the report, also with an error. In a database that was
+// restored that is fencing.ErrHistory.
 func Retain(ctx context.Context, pool *pgxpool.Pool, name string, cfg RetentionConfig) (RetentionReport, error) {
 	if name == "" {
 		name = schema.Default
@@ -168,7 +169,7 @@ func Retain(ctx context.Context, pool *pgxpool.Pool, name string, cfg RetentionC
 	}
 	p := &pass{pool: pool, cfg: cfg.withDefaults(), schema: name}
 	if err := p.run(ctx); err != nil {
-		return p.report, fmt.Errorf("relay: retention: %w", err)
+		return p.report, named(fmt.Errorf("relay: retention: %w", err))
 	}
 	return p.report, nil
 }

@@ -57,7 +57,7 @@ func Run(ctx context.Context, pool *pgxpool.Pool, publisher Publisher, cfg Confi
 	defer done.Wait()
 	defer stop()
 	if err := r.run(ctx); err != nil {
-		return err
+		return named(err)
 	}
 	cfg.Logger.Info("relay stopped", "name", cfg.Name)
 	return nil

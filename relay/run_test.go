@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/fenceline/fenceline/fencing"
 	"github.com/fenceline/fenceline/internal/schema"
 	"github.com/fenceline/fenceline/outbox"
 )
@@ -241,8 +242,18 @@ func TestAnotherHistoryStopsTheRelay(t *testing.T) {
 	case <-time.After(time.Minute):
 		t.Fatal("the relay goes on")
 	}
-	if r.err == nil || !strings.Contains(r.err.Error(), "restored") {
+	if !errors.Is(r.err, fencing.ErrHistory) || !strings.Contains(r.err.Error(), "restored") || !strings.Contains(r.err.Error(), "relay history confirm") {
 		t.Errorf("Run gives %v", r.err)
+	}
+	// What can be dropped is asked for under the same condition.
+	if _, err := pool.Exec(bg, "select setval('fenceline.outbox_pos', 1::bigint << 40)"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := pool.Exec(bg, "truncate fenceline.outbox"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Retain(bg, pool, "", RetentionConfig{}); !errors.Is(err, fencing.ErrHistory) {
+		t.Errorf("Retain gives %v", err)
 	}
 }
 
