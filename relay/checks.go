@@ -38,5 +38,5 @@ func check(ctx context.Context, pool *pgxpool.Pool, cfg Config) error {
 	case err != nil:
 		return fmt.Errorf("relay: %w", err)
 	}
-	return nil
+	return direct(ctx, pool)
 }

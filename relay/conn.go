@@ -46,7 +46,7 @@ const doctorSettings = `set application_name = 'fenceline relay doctor'`
 // PoolerError is returned by [Run] when something between the relay and
 // PostgreSQL, a pooler in transaction mode usually, hands its sessions from one
 // backend to another. Point the relay's DSN at PostgreSQL itself; producers may
-// go on using the pooler.
+// go on using the pooler. [Drain], [Republish] and [Follow] return it, too.
 type PoolerError struct {
 	// Reason is what was seen.
 	Reason string
@@ -65,6 +65,9 @@ func dial(ctx context.Context, pool *pgxpool.Pool, settings string) (*pgx.Conn, 
 		return nil, fmt.Errorf("relay: connect: %w", err)
 	}
 	conn := c.Hijack()
+	if settings == "" {
+		return conn, nil
+	}
 	if _, err := conn.Exec(ctx, settings); err != nil {
 		hangUp(conn)
 		return nil, fmt.Errorf("relay: prepare the connection: %w", err)
@@ -76,6 +79,24 @@ func hangUp(conn *pgx.Conn) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	_ = conn.Close(ctx) // nothing is open on it; the server ends it in any case
+}
+
+// direct refuses a pooler in transaction mode before anything is set or listened
+// to: what a session sets there stays with the backend, for whoever is given that
+// next, and this package's sessions have settings that nobody else should have.
+func direct(ctx context.Context, pool *pgxpool.Pool) error {
+	a, err := dial(ctx, pool, "")
+	if err != nil {
+		return err
+	}
+	defer hangUp(a)
+	b, err := dial(ctx, pool, "")
+	if err != nil {
+		return err
+	}
+	defer hangUp(b)
+	_, err = pinned(ctx, a, b)
+	return err
 }
 
 // pinned makes sure that a session stays with one backend, and gives its pid.

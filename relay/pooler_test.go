@@ -6,6 +6,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -147,6 +148,38 @@ func (p *pooler) serve(c net.Conn) {
 	}
 }
 
+// untouched looks at every backend that the pooler has: other clients get them next.
+func untouched(t testing.TB, addr, database string) {
+	t.Helper()
+	backends := map[uint32]bool{}
+	for range 10 { // each holds one
+		conn, err := pgx.Connect(bg, "postgres://postgres@"+addr+"/"+database+"?sslmode=disable&default_query_exec_mode=exec")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = conn.Close(bg) })
+		tx, err := conn.Begin(bg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var pid uint32
+		var set, listens string
+		err = tx.QueryRow(bg, `select pg_backend_pid(), coalesce((select string_agg(name || '=' || setting, ' ' order by name) from pg_settings
+			where source = 'session' and name in ('enable_seqscan', 'jit', 'plan_cache_mode', 'statement_timeout', 'idle_session_timeout', 'default_transaction_isolation')), ''),
+			coalesce((select string_agg(c, ' ') from pg_listening_channels() c), '')`).Scan(&pid, &set, &listens)
+		if err != nil {
+			t.Fatal(err)
+		}
+		backends[pid] = true
+		if set != "" || listens != "" {
+			t.Errorf("backend %d was left with %q, listening to %q", pid, set, listens)
+		}
+	}
+	if len(backends) != 10 {
+		t.Errorf("%d backends, each of 10 sessions should have one", len(backends))
+	}
+}
+
 func TestAPoolerInTransactionModeIsRefusedWithTheRemedy(t *testing.T) {
 	t.Parallel()
 	for _, session := range []bool{false, true} {
@@ -165,6 +198,13 @@ func TestAPoolerInTransactionModeIsRefusedWithTheRemedy(t *testing.T) {
 				t.Errorf("Run gives %v", err)
 			}
 			t.Log(err)
+			if _, err := Republish(bg, through, kafka, RepublishConfig{Who: "me", Key: "k"}); !errors.As(err, &pe) {
+				t.Errorf("Republish gives %v", err)
+			}
+			if _, err := Follow(bg, through, followed("a slot")); !errors.As(err, &pe) {
+				t.Errorf("Follow gives %v", err)
+			}
+			untouched(t, addr, cfg.ConnConfig.Database)
 			continue
 		}
 		r := startRelay(t, through, kafka, quick())

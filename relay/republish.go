@@ -143,6 +143,9 @@ func Republish(ctx context.Context, pool *pgxpool.Pool, publisher Publisher, cfg
 	case p.Paused && !cfg.DryRun:
 		return RepublishReport{}, ErrPaused
 	}
+	if err := direct(ctx, pool); err != nil {
+		return RepublishReport{}, err
+	}
 	conn, err := dial(ctx, pool, readerSettings)
 	if err != nil {
 		return RepublishReport{}, err
