@@ -179,7 +179,7 @@ func (r *republisher) stream(ctx context.Context, topic string) error {
 
 // markers publishes those whose place was not chosen.
 func (r *republisher) markers(ctx context.Context) error {
-	for _, v := range r.voids {
+	for _, v := range slices.Clone(r.voids) { // publish takes out those that are done
 		page, err := r.read(ctx, r.sql.one, v.topic, v.key, v.epoch, v.seq)
 		if err != nil {
 			return err

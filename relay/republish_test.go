@@ -290,6 +290,48 @@ func TestARepublishKeepsToItsRateAndEndsWhenItIsTold(t *testing.T) {
 	}
 }
 
+// A choice by position, or by time, can end within the ranges of several skips.
+func TestEachMarkerWhosePlaceWasNotChosenIsRepublished(t *testing.T) {
+	t.Parallel()
+	pool, kafka := fresh(t, "a")
+	kafka.answer(refusing("poison"))
+	cfg := steady()
+	keys := []string{"k", "l", "m"}
+	var producers []*producer
+	for _, key := range keys {
+		producers = append(producers, newProducer(t, pool, key))
+		producers[len(producers)-1].publish("a", "1", "poison")
+	}
+	last := query[int64](t, pool, "select max(pos) from fenceline.outbox")
+	for _, p := range producers {
+		p.publish("a", "3")
+	}
+	r := startRelay(t, pool, kafka, cfg)
+	patiently(t, "the streams are held", func() bool { return query[int](t, pool, "select count(*) from fenceline.relay_held") == len(keys) })
+	operator, err := NewOperator(bg, pool, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range keys {
+		if _, err := operator.Skip(bg, "a", key, 3, By{Who: "me"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	patiently(t, "nothing is held", func() bool { return query[int](t, pool, "select count(*) from fenceline.relay_held") == 0 })
+	r.end()
+	there, report := again(t, pool, RepublishConfig{FromPos: 1, ToPos: last}, "a")
+	if report.Events != 3 || report.Markers != 3 {
+		t.Errorf("%+v, want an event and a marker of each stream", report)
+	}
+	for _, key := range keys {
+		if !slices.ContainsFunc(there.log("a"), func(rec outbox.Record) bool {
+			return rec.Key == key && rec.Kind == outbox.KindSkip && rec.From == 2 && rec.Seq == 3
+		}) {
+			t.Errorf("the marker of %q is missing", key)
+		}
+	}
+}
+
 // An outage that was waited out is no reason to send faster than was said.
 func TestWhatARepublishCouldNotSendWhenItWasDueIsNotMadeUpFor(t *testing.T) {
 	t.Parallel()
