@@ -30,18 +30,39 @@ func (p *Publisher) Reach(ctx context.Context) error {
 		return err
 	}
 	defer leave()
-	for _, address := range p.config.Brokers {
+	errs := p.anyOf(ctx, func(ctx context.Context, address string) error {
 		// Not a request that is answered before the login, such as for the
 		// versions of the protocol: that one a broker answers anybody.
 		req := &metadata.Request{TopicNames: []string{}} // not nil, which is all of them
-		if _, err = p.ask(ctx, address, reachVersion, req); err == nil || ctx.Err() != nil {
+		_, err := p.ask(ctx, address, reachVersion, req)
+		return err
+	})
+	if errs != nil {
+		return fmt.Errorf("kafkapub: no broker answers: %w", cause(ctx, errors.Join(errs[len(errs)-1], ctx.Err())))
+	}
+	return nil
+}
+
+// anyOf asks one broker after the other until one answers, nil then. Each has its
+// part of the time that is left: one that takes connections and says nothing must
+// not have all of it.
+func (p *Publisher) anyOf(ctx context.Context, ask func(ctx context.Context, address string) error) (errs []error) {
+	for i, address := range p.config.Brokers {
+		part := ctx
+		if end, bounded := ctx.Deadline(); bounded {
+			var cancel context.CancelFunc
+			part, cancel = context.WithTimeout(ctx, time.Until(end)/time.Duration(len(p.config.Brokers)-i))
+			defer cancel()
+		}
+		err := ask(part, address)
+		if err == nil {
+			return nil
+		}
+		if errs = append(errs, err); ctx.Err() != nil {
 			break
 		}
 	}
-	if err != nil {
-		return fmt.Errorf("kafkapub: no broker answers: %w", cause(ctx, errors.Join(err, ctx.Err())))
-	}
-	return nil
+	return errs
 }
 
 // ask makes one request of one broker on a connection of its own, for what

@@ -34,15 +34,11 @@ func (p *Publisher) MayWrite(ctx context.Context, topic string) (may, known bool
 		return false, false, err
 	}
 	defer leave()
-	var errs []error
-	for _, address := range p.config.Brokers {
+	errs := p.anyOf(ctx, func(ctx context.Context, address string) (err error) {
 		may, known, err = p.mayWrite(ctx, address, topic)
-		if err == nil || ctx.Err() != nil {
-			break
-		}
-		errs = append(errs, err)
-	}
-	if err != nil {
+		return err
+	})
+	if errs != nil {
 		return false, false, fmt.Errorf("kafkapub: topic %q: ask for rights: %w", topic, cause(ctx, errors.Join(append(errs, ctx.Err())...)))
 	}
 	return may, known, nil

@@ -3,8 +3,10 @@ package kafkapub
 import (
 	"crypto/tls"
 	"log/slog"
+	"net"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/segmentio/kafka-go/sasl/plain"
 	"github.com/twmb/franz-go/pkg/kfake"
@@ -77,4 +79,31 @@ func TestAClusterWithoutAnAuthorizerLetsEverybodyWrite(t *testing.T) {
 	if _, known, err := open(t, []string{addr}).MayWrite(within(t), kafkatest.Name(t)); known || err == nil {
 		t.Errorf("of a topic that isn't there: known %v, %v", known, err)
 	}
+}
+
+// A broker whose process is stopped, or whose disk is: the system takes connections
+// for it.
+func TestABrokerThatSaysNothingKeepsNoOtherFromBeingAsked(t *testing.T) {
+	t.Parallel()
+	silent, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = silent.Close() })
+	addr := kafkatest.Broker(t)
+	topic := kafkatest.Topic(t, addr, 1)
+	brokers := []string{silent.Addr().String(), addr}
+	patient := func(c *Config) { c.Timeout = 20 * time.Second } // of which each has the half
+	t.Run("for an answer", func(t *testing.T) {
+		t.Parallel()
+		if err := open(t, brokers, patient).Reach(within(t)); err != nil {
+			t.Errorf("one of two answers: %v", err)
+		}
+	})
+	t.Run("for rights", func(t *testing.T) {
+		t.Parallel()
+		if may, known, err := open(t, brokers, patient).MayWrite(within(t), topic); !may || !known || err != nil {
+			t.Errorf("may write %v, known %v, %v", may, known, err)
+		}
+	})
 }
