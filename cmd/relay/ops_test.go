@@ -77,6 +77,7 @@ func TestARunningRelayTellsHowItIsAndIsPausedAndResumed(t *testing.T) {
 	if st.Pause == nil || st.Pause.Who != "alice" || st.Backlog.Events != 1 || len(st.Outbox.Partitions) != 1 || st.Outbox.Runway == 0 || !st.History.Same || len(st.Instances) != 1 {
 		t.Errorf("status: %+v", st)
 	}
+	p.WaitFor(t, "all shards", func() bool { return strings.Contains(get(t, "http://"+addr+"/metrics"), "fenceline_relay_shards 64") })
 	want(t, cmdtest.Run(t, monitor, "relay", "status"), 0, `paused   by "alice"`, "a broker upgrade", "outbox_0", "with 64 shards", `"relay resume" ends it`)
 	if n := len(kafkatest.Records(t, broker, topic)); n != 0 {
 		t.Errorf("%d records were published while paused", n)
