@@ -200,7 +200,7 @@ func (p *partition) inBatch(work func(ctx context.Context, tx pgx.Tx, last *last
 		return nil
 	case committing:
 		return &txError{err: fmt.Errorf("consumer: commit: %w", err), lost: lost, begun: true}
-	case !tx.begun && (tx.asked || !errors.As(err, &pg) || pg.Severity == "FATAL"):
+	case !tx.begun && (tx.asked || !errors.As(err, &pg) || endsSession(pg)):
 		// (Before it is asked, statements are prepared: that one can't be is not for
 		// want of a transaction.)
 		tx.leave(p)
