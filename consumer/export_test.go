@@ -14,6 +14,14 @@ func SetIdleGrace(d time.Duration) (restore func()) {
 	return func() { idleGrace = was }
 }
 
+// SetSilence shortens how much longer than a statement may take its answer is
+// waited for, and gives the function that sets it back.
+func SetSilence(d time.Duration) (restore func()) {
+	was := silence
+	silence = d
+	return func() { silence = was }
+}
+
 // Defaults is a configuration with every default filled in.
 func Defaults() (Config, error) {
 	c := Config{Name: "x"}

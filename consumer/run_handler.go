@@ -63,6 +63,9 @@ type bounded struct {
 func (b bounded) Handle(ctx context.Context, tx pgx.Tx, d Delivery) (err error) {
 	hctx, cancel := context.WithTimeout(ctx, b.timeout)
 	defer cancel()
+	if own, is := tx.(*ownTx); is {
+		tx = own.Tx // it has a bound of its own
+	}
 	lent := &lentTx{Tx: tx}
 	returned := false
 	defer func() {

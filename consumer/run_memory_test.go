@@ -69,6 +69,14 @@ func (m *memory) raw(r consumer.KafkaRecord) {
 	m.changed()
 }
 
+// fail makes the next fetch fail.
+func (m *memory) fail(err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.fetchErrs = append(m.fetchErrs, err)
+	m.changed()
+}
+
 // cut removes what is below the offset.
 func (m *memory) cut(offset int64) {
 	m.mu.Lock()

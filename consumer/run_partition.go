@@ -210,7 +210,12 @@ func (p *partition) outage(reading context.Context, pause *backoff.ExponentialBa
 // locate finds where to read from.
 func (p *partition) locate(ctx context.Context) error {
 	part := p.assigned.Partition
-	s, err := p.offsets.read(ctx, p.pool, part)
+	// In a transaction that may write: what a standby knows is old.
+	var s stored
+	err := p.inTx(func(ctx context.Context, tx pgx.Tx, _ *last) (err error) {
+		s, err = p.offsets.read(ctx, tx, part)
+		return err
+	})
 	if err != nil {
 		return err
 	}
@@ -226,7 +231,7 @@ func (p *partition) locate(ctx context.Context) error {
 	if s.overflow != NoOffset {
 		p.again.to = s.next
 	}
-	return p.place(ctx, locate(in))
+	return p.place(locate(in))
 }
 
 // replaced tells whether the log has another event than the one that was last
@@ -257,11 +262,11 @@ func (p *partition) replaced(ctx context.Context, in placement) (bool, error) {
 }
 
 // place sets the offset, and raises the alarms once the database has it.
-func (p *partition) place(ctx context.Context, at place) error {
+func (p *partition) place(at place) error {
 	// Where every stream takes the newest, nothing waits for what is gone.
 	at.flag = at.flag && p.cfg.any(func(s StreamConfig) bool { return s.Policy == Strict })
 	if at.begin || at.restart {
-		err := pgx.BeginTxFunc(ctx, p.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, func(tx pgx.Tx) error {
+		err := p.inTx(func(ctx context.Context, tx pgx.Tx, _ *last) error {
 			return p.offsets.begin(ctx, tx, p.assigned.Partition, at)
 		})
 		if err != nil {

@@ -58,17 +58,16 @@ var lastMark atomic.Int64
 // READ COMMITTED: the guard needs to see, under its lock, what was committed
 // while it waited for it. A stricter level would show its own snapshot.
 type ownTx struct {
-	pgx.Tx // nil until something was sent
-	conn   *pgxpool.Conn
-	mark   string
-	limit  time.Duration // of a statement, and of being idle
-	asked  bool          // the server has answered BEGIN
-	begun  bool          // it has begun
+	pgx.Tx   // nil until something was sent
+	conn     *pgxpool.Conn
+	mark     string
+	limit    time.Duration // of a statement, and of being idle
+	patience time.Duration // of waiting for an answer
+	asked    bool          // the server has answered BEGIN
+	begun    bool          // it has begun
 }
 
-// SendBatch begins the transaction if it isn't. So whoever sends the first batch
-// reads its answers by callbacks alone: there are some in front of them.
-func (t *ownTx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+func (t *ownTx) send(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
 	if t.Tx != nil {
 		return t.Tx.SendBatch(ctx, b)
 	}
@@ -178,11 +177,11 @@ func (p *partition) inTx(work func(ctx context.Context, tx pgx.Tx, last *last) e
 // inBatch is the same for work that begins by sending a batch: see [ownTx].
 func (p *partition) inBatch(work func(ctx context.Context, tx pgx.Tx, last *last) error) error {
 	ctx := p.applying
-	conn, err := p.pool.Acquire(ctx)
+	conn, err := p.acquire(ctx)
 	if err != nil {
 		return unbegun(err)
 	}
-	tx := &ownTx{conn: conn, mark: fmt.Sprint(lastMark.Add(1)), limit: p.cfg.HandlerTimeout + idleGrace}
+	tx := &ownTx{conn: conn, mark: fmt.Sprint(lastMark.Add(1)), limit: p.cfg.HandlerTimeout + idleGrace, patience: p.patience()}
 	defer func() { // also of a panic, and of a runtime.Goexit
 		ending, cancel := p.ending()
 		defer cancel()
@@ -191,7 +190,7 @@ func (p *partition) inBatch(work func(ctx context.Context, tx pgx.Tx, last *last
 	var end last
 	committing := false
 	if err = work(ctx, tx, &end); err == nil {
-		committing, err = p.commit(ctx, tx, &end)
+		committing, err = p.commit(tx, &end)
 	}
 	lost := conn.Conn().IsClosed()
 	var pg *pgconn.PgError
@@ -241,7 +240,7 @@ func (p *partition) ending() (context.Context, context.CancelFunc) {
 // commit sends what is left to be written and COMMIT: in one round trip, unless
 // something is to be looked at in between. committing says that an error is
 // COMMIT's.
-func (p *partition) commit(ctx context.Context, tx *ownTx, end *last) (committing bool, err error) {
+func (p *partition) commit(tx *ownTx, end *last) (committing bool, err error) {
 	ending, cancel := p.ending()
 	defer cancel()
 	sealed := false
@@ -259,12 +258,10 @@ func (p *partition) commit(ctx context.Context, tx *ownTx, end *last) (committin
 		}
 		return nil
 	}
-	on := ctx
 	if !end.look {
 		end.Queue("commit").Exec(committed)
-		on = ending
 	}
-	err = tx.SendBatch(on, &end.Batch).Close()
+	err = tx.send(ending, &end.Batch).Close()
 	if err != nil && !sealed {
 		err = fmt.Errorf("consumer: moving the guards and storing the offset: %w", err)
 	}
@@ -275,7 +272,7 @@ func (p *partition) commit(ctx context.Context, tx *ownTx, end *last) (committin
 		}
 	}
 	if err == nil {
-		tx.closed(ctx)
+		tx.closed(ending)
 	}
 	return sealed, err
 }
