@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fenceline/fenceline/consumer"
 )
@@ -155,4 +156,39 @@ func TestAPartitionThatDoesNotGetOnSaysSoAndWhyAndRaisesOneAlarm(t *testing.T) {
 		t.Errorf("%d alarms, want one for the whole of it", n)
 	}
 	b.want("", effects("a", 1, 3)...)
+}
+
+// A rebalance while the database is away: the partitions are this process's, and
+// nothing of them is read.
+func TestPartitionsWaitWhileTheirTopicsNumberOfThemIsNotKnown(t *testing.T) {
+	b := newBench(t)
+	cfg := b.pool.Config()
+	cfg.ConnConfig.RuntimeParams["lock_timeout"] = "50ms"
+	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	locked, err := b.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = locked.Rollback(context.Background()) }()
+	if _, err := locked.Exec(t.Context(), "lock table fenceline.consumer_topic"); err != nil {
+		t.Fatal(err)
+	}
+	log := newMemory("t")
+	log.publish(events("t", "a", 1, 2)...)
+	config := b.config()
+	seen := &states{recorder: &b.seen}
+	config.Observer = seen
+	b.runAs(pool, log.source(), config, b.apply("x"))
+	b.eventually("the partition is told", func() bool { return len(seen.all()) > 0 })
+	if err := locked.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	b.eventually("the events are applied", func() bool { return b.seen.count(consumer.Applied) == 2 })
+	if got := seen.all(); len(got) != 2 || !strings.HasPrefix(got[0], "t/0 waiting: ") || got[1] != "t/0 reading" {
+		t.Errorf("told %q, want that it waits, then that it is read", got)
+	}
 }

@@ -24,9 +24,11 @@ const (
 )
 
 // pin compares the number of partitions with what this consumer has read
-// before. It comes before anything is read.
+// before. It comes before anything is read: while it can't be done, all partitions
+// wait.
 func (p *partition) pin(reading context.Context) error {
 	pause := p.backoff()
+	told := false
 	for topic, n := range p.gen.Partitions() {
 		for reading.Err() == nil {
 			err := p.inTx(func(ctx context.Context, tx pgx.Tx, _ *last) error {
@@ -34,6 +36,13 @@ func (p *partition) pin(reading context.Context) error {
 			})
 			if err == nil {
 				break
+			}
+			var fatal *fatalError
+			if !told && !errors.As(err, &fatal) {
+				told = true
+				for _, a := range p.gen.Assigned() {
+					(&partition{runner: p.runner, assigned: a}).changed(Waiting, err)
+				}
 			}
 			if err := p.outage(reading, pause, "the number of partitions was not compared, trying again", err); err != nil {
 				return err
