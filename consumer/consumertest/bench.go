@@ -262,6 +262,13 @@ func (o *observer) Alarm(a consumer.Alarm) {
 	}
 }
 
+// PartitionChanged is for an observer that is a consumer.PartitionObserver too.
+func (o *observer) PartitionChanged(c consumer.PartitionChange) {
+	if p, is := o.observer.(consumer.PartitionObserver); is {
+		p.PartitionChanged(c)
+	}
+}
+
 func (t *text) Write(p []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

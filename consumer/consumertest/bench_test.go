@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -145,5 +146,27 @@ func TestWhatIsWantedAndNotSoFailsTheTest(t *testing.T) {
 	d.Want(consumer.Applied, consumer.Parked).WantResumed()
 	if r.failures != 3 {
 		t.Error("what is so has failed the test")
+	}
+}
+
+// readiness is an observer that is told of partitions as well.
+type readiness struct{ told chan consumer.PartitionState }
+
+func (r readiness) Committed(consumer.Committed)                {}
+func (r readiness) Failing(consumer.Failure)                    {}
+func (r readiness) Alarm(consumer.Alarm)                        {}
+func (r readiness) PartitionChanged(c consumer.PartitionChange) { r.told <- c.State }
+
+func TestTheObserverOfATestIsToldOfPartitionsAsByRun(t *testing.T) {
+	pool, h := service(t)
+	r := readiness{make(chan consumer.PartitionState, 10)}
+	consumertest.Run(t, pool, consumer.Config{Observer: r}, h)
+	select {
+	case is := <-r.told:
+		if is != consumer.Reading {
+			t.Errorf("told %s, want %s", is, consumer.Reading)
+		}
+	case <-time.After(consumertest.Patience):
+		t.Error("it is told nothing")
 	}
 }
