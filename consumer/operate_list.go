@@ -1,12 +1,15 @@
 package consumer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/fenceline/fenceline/outbox"
 )
 
 // Filter chooses what is listed.
@@ -17,8 +20,8 @@ type Filter struct {
 	// All also lists what is done: discarded dead letters, quarantined records that
 	// were dealt with. Defaults to false.
 	All bool
-	// After is the last one of an earlier answer: a stream, or a number in the
-	// quarantine. Defaults to the beginning.
+	// After is the last one of an earlier answer: a stream, a position with its
+	// kind, or a number in the quarantine. Defaults to the beginning.
 	After   Position
 	AfterID int64
 	// Limit is how many to give at most. Defaults to 100.
@@ -83,7 +86,8 @@ type StoredRecord struct {
 // Records lists parked records of a stream in the order in which they will be
 // decided.
 func (o *Operator) Records(ctx context.Context, key StreamKey, f Filter) ([]Stored, error) {
-	return list(ctx, o, "parked records", scanStored, o.sql.parkedList, o.guard.cfg.Consumer, key.Stream, key.Key, f.After.Epoch, f.After.Seq, f.limit())
+	return list(ctx, o, "parked records", scanStored, o.sql.parkedList, o.guard.cfg.Consumer, key.Stream, key.Key,
+		f.After.Epoch, f.After.Seq, string(cmp.Or(f.After.Kind, outbox.KindData)), f.limit())
 }
 
 // Dead lists dead letters in the order of their positions.

@@ -16,6 +16,12 @@ const (
 	atStored = ` where consumer = $1 and stream = $2 and key = $3 and epoch = $4 and seq = $5`
 )
 
+// kindOrder is "kind desc" as a number: what is compared with a row must ascend
+// in all of its columns.
+func kindOrder(kind string) string {
+	return "case " + kind + " when 'skip' then 0 when 'end' then 1 else 2 end"
+}
+
 type operatorStatements struct {
 	known                                                                                   string
 	audit, audits                                                                           string
@@ -50,8 +56,11 @@ select stream, key, blocked, blocked_since, epoch, seq, parked_rows, parked_byte
  order by stream, key limit $6`),
 		parkedList: x(`select ` + parkedStored + `
   from @schema@.parked
- where consumer = $1 and stream = $2 and key = $3 and (epoch, seq) > ($4::int8, $5::int8)
- order by epoch, from_seq, kind desc, seq limit $6`),
+ where consumer = $1 and stream = $2 and key = $3
+   and (epoch > $4::int8 or epoch = $4::int8 and (from_seq, ` + kindOrder("kind") + `, seq) > (coalesce((
+         select from_seq from @schema@.parked where consumer = $1 and stream = $2 and key = $3 and epoch = $4::int8 and seq = $5::int8 and kind = $6::text), $5::int8),
+         ` + kindOrder("$6::text") + `, $5::int8))
+ order by epoch, from_seq, kind desc, seq limit $7`),
 		deadList: x(`select ` + deadStored + `
   from @schema@.dead
  where consumer = $1 and ($2::text = '' or stream = $2) and ($3::text = '' or key = $3) and ($4 or discarded_at is null)

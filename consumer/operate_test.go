@@ -3,6 +3,8 @@ package consumer_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -426,4 +428,29 @@ func TestTheFirstEventOfAProvenLifeCanBeDiscarded(t *testing.T) {
 	l.at("5/1/2 {[1,2)} free")
 	l.effects("0.1", "0.2", "5.2")
 	l.outcomes(l.apply(ev(5, 1, 1)), "stale 4a")
+}
+
+// A skip marker has the seq of the last event that it gives up, and comes before
+// all of them.
+func TestALongListOfParkedRecordsIsWholePageByPage(t *testing.T) {
+	l := newLab(t, consumer.GuardConfig{})
+	l.apply(ev(0, 1, 1))
+	l.apply(skip(5, 2, 6), ev(5, 1, 3), ev(5, 1, 4), skip(5, 4, 4), ev(5, 1, 6), end(5, 8), ev(6, 1, 2))
+	op := l.operator()
+	var got []string
+	for f := (consumer.Filter{Limit: 1}); len(got) < 20; {
+		page, err := op.Records(t.Context(), stream, f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(page) == 0 {
+			break
+		}
+		f.After = page[0].Position
+		got = append(got, fmt.Sprintf("%d/%d %s", f.After.Epoch-life, f.After.Seq, f.After.Kind))
+	}
+	want := []string{"5/6 skip", "5/3 data", "5/4 skip", "5/4 data", "5/6 data", "5/8 end", "6/2 data"}
+	if !slices.Equal(got, want) {
+		t.Errorf("page by page %q, want %q", got, want)
+	}
 }
