@@ -156,7 +156,7 @@ func (b *batch) flush() error {
 
 // finish writes what is left and moves the guards that changed.
 func (b *batch) finish() error {
-	if b.queued > 0 { // what is stored is counted first
+	if b.queued > 0 || b.tells { // what is stored is counted first, and what an answer adds to the results is there
 		if err := b.flush(); err != nil {
 			return err
 		}

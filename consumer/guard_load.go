@@ -34,6 +34,7 @@ type batch struct {
 	dead      map[Position]deadState
 
 	queue   pgx.Batch // what is to be written, in order
+	tells   bool      // the answer to something that is or was queued adds to the results
 	last    *last     // of the caller, who sends what is written last; nil: it is sent here
 	index   int       // the delivery that is being decided
 	budget  int       // parked records that may still be decided

@@ -101,6 +101,7 @@ func (b *batch) standsUnreadable(e *entry, row *Row, p *storedRecord) Reason {
 		return Gap
 	}
 	d, err := p.Delivery, p.unreadable
+	b.tells = true
 	b.queue.Queue(b.g.sql.unreadable, b.g.cfg.Consumer, e.Stream, e.Key, d.Epoch, d.Seq, string(d.kind()), clean(err)).Exec(func(tag pgconn.CommandTag) error {
 		if tag.RowsAffected() > 0 {
 			r := b.result(&d, Decision{Outcome: Parked, Reason: Failing})
