@@ -90,7 +90,9 @@ type Config struct {
 	// the handlers are done. Defaults to 30 s.
 	CommitTimeout time.Duration
 	// DrainTimeout is how long a batch that is being applied may go on after
-	// the stop, or the end of a generation. What doesn't finish is rolled back.
+	// the stop, or the end of a generation. When half of it is over, the batch
+	// ends with the event in hand, and what was applied is committed. What doesn't
+	// finish is rolled back.
 	// Keep it below the group's rebalance timeout. Defaults to 15 s.
 	DrainTimeout time.Duration
 	// RetryMin and RetryMax are the shortest and the longest pause between two

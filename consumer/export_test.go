@@ -22,6 +22,14 @@ func SetSilence(d time.Duration) (restore func()) {
 	return func() { silence = was }
 }
 
+// CutAtOnce has a batch end with the event in hand as soon as there is a stop, and
+// gives the function that sets it back.
+func CutAtOnce() (restore func()) {
+	was := wholeDrain
+	wholeDrain = 1 << 62
+	return func() { wholeDrain = was }
+}
+
 // Defaults is a configuration with every default filled in.
 func Defaults() (Config, error) {
 	c := Config{Name: "x"}

@@ -200,15 +200,21 @@ func (g *Guard) apply(ctx context.Context, tx pgx.Tx, deliveries []Delivery, h H
 	b.last = end
 	err := b.load(g.keysOf(deliveries), deliveries)
 	results := make([]Result, 0, len(deliveries))
-	for i := 0; i < len(deliveries) && err == nil; i++ {
+	for i := 0; i < len(deliveries) && err == nil && !(i > 0 && b.cut()); i++ {
 		b.index = i
 		d := deliveries[i]
 		var r Result
 		r, err = b.decide(&d)
 		results = append(results, r)
 	}
+	if end != nil {
+		end.applied = len(results)
+	}
 	return b.end(results, err)
 }
+
+// cut tells whether the caller wants to commit what there is.
+func (b *batch) cut() bool { return b.last != nil && b.last.whole.Err() != nil }
 
 // end writes what is left, and gives the results.
 func (b *batch) end(results []Result, err error) ([]Result, error) {
@@ -232,7 +238,12 @@ func (b *batch) end(results []Result, err error) ([]Result, error) {
 // for the rest. The results are those of these records; if More is set in some,
 // call it again with [More] of them, in another transaction.
 func (g *Guard) Resume(ctx context.Context, tx pgx.Tx, keys []StreamKey, h Handler) ([]Result, error) {
+	return g.resume(ctx, tx, keys, h, nil)
+}
+
+func (g *Guard) resume(ctx context.Context, tx pgx.Tx, keys []StreamKey, h Handler, end *last) ([]Result, error) {
 	b := newBatch(ctx, g, tx, h)
+	b.last = end
 	err := b.load(slices.Clone(keys), nil)
 	for i := 0; i < len(b.order) && err == nil; i++ {
 		b.budget = max(b.budget, 1) // each stream gets on, and has a result to be marked

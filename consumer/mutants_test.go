@@ -76,7 +76,7 @@ var mutants = []mutant{
 	{"a rollback behind each commit", "run_tx.go",
 		"	_ = t.Tx.Commit(over)\n", "	_ = over\n", "TestAnEventThatComesAloneTakesTwoRoundTripsAndItsHandlers"},
 	{"a commit whose time begins with its batch", "run_tx.go",
-		"	var end last\n", "	ctx, giveUp := context.WithTimeout(ctx, p.cfg.CommitTimeout)\n	defer giveUp()\n	var end last\n", "TestTheHandlersOfABatchMayTakeLongerThanACommit"},
+		"	end := last{whole: p.whole}\n", "	ctx, giveUp := context.WithTimeout(ctx, p.cfg.CommitTimeout)\n	defer giveUp()\n	end := last{whole: p.whole}\n", "TestTheHandlersOfABatchMayTakeLongerThanACommit"},
 	{"a guard that is known taken for one that is there", "guard_load.go",
 		"if len(b.entries) == len(keys) {", "if true {", "TestAGuardThatIsGoneAlthoughItWasSeenIsMadeAnew"},
 	{"a short move that leaves the missed out", "guard_move.go",

@@ -26,8 +26,8 @@ func (b *batch) resume(e *entry) error {
 			return err
 		}
 		for i := range page {
-			if b.budget == 0 {
-				progress = false
+			if b.budget == 0 || len(b.resumed) > 0 && b.cut() {
+				b.budget, progress = 0, false
 				break
 			}
 			gone, err := b.retry(e, &page[i])

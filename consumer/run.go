@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -13,8 +14,9 @@ import (
 )
 
 // Run consumes until ctx ends, and returns nil then: batches that are being
-// applied are finished, their offsets committed and the group is left. It
-// takes the source over and closes it.
+// applied are finished, or cut behind the event in hand where that would take
+// long, their offsets committed and the group is left. It takes the source over
+// and closes it.
 //
 // It returns an error only for what does not pass: a configuration that can't
 // work, a schema that doesn't fit, a stream whose policy was changed, a topic
@@ -116,13 +118,15 @@ func (r *runner) generation(ctx context.Context, gen Generation) error {
 	defer context.AfterFunc(ctx, func() { stop(context.Cause(ctx)) })()
 	applying, giveUp := context.WithCancel(context.WithoutCancel(ctx))
 	defer giveUp()
-	defer r.drain(reading, giveUp)()
+	whole, cut := context.WithCancel(applying)
+	defer cut()
+	defer r.drain(reading, cut, giveUp)()
 
 	r.log.Info("partitions assigned", "partitions", len(gen.Assigned()))
 	commits := newCommitter(gen, r.cfg.OffsetInterval, r.log)
 	var work sync.WaitGroup
 	on := func(a Assignment, log *slog.Logger) *partition {
-		return &partition{runner: r, gen: gen, assigned: a, commits: commits, applying: applying, log: log, unread: NoOffset, over: NoOffset,
+		return &partition{runner: r, gen: gen, assigned: a, commits: commits, applying: applying, whole: whole, log: log, unread: NoOffset, over: NoOffset,
 			fetchBytes: r.cfg.fetchBytes(len(gen.Assigned()))}
 	}
 	start := func(p *partition, run func(*partition, context.Context) error) {
@@ -174,17 +178,27 @@ func (r *runner) generation(ctx context.Context, gen Generation) error {
 	return nil
 }
 
-// drain lets the work go on for a while after reading has ended. The returned
-// function ends the watch.
-func (r *runner) drain(reading context.Context, giveUp context.CancelFunc) (end func()) {
+// wholeDrain is which part of DrainTimeout batches have to get to their end. A
+// variable only for tests.
+var wholeDrain time.Duration = 2
+
+// drain lets the work go on for a while after reading has ended: batches to their
+// end for half of the time, then up to the event in hand, so that what was done
+// is kept: given up whole, batches that take longer would begin anew after each
+// rebalance, and never get on where these come often. The returned function ends
+// the watch.
+func (r *runner) drain(reading context.Context, cut, giveUp context.CancelFunc) (end func()) {
 	done := make(chan struct{})
+	whole := r.cfg.DrainTimeout / wholeDrain
 	go func() {
 		select {
 		case <-reading.Done():
 		case <-done:
 			return
 		}
-		sleep(done, r.cfg.DrainTimeout)
+		sleep(done, whole)
+		cut()
+		sleep(done, r.cfg.DrainTimeout-whole)
 		giveUp()
 	}()
 	return func() { close(done) }

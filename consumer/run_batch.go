@@ -171,6 +171,7 @@ func reason(err error) error {
 func (p *partition) transact(c *chunk) error {
 	var results []Result
 	var got Progress
+	done := *c
 	began := time.Now()
 	err := p.inBatch(func(ctx context.Context, tx pgx.Tx, last *last) (err error) {
 		if len(c.deliveries) > 0 {
@@ -178,12 +179,16 @@ func (p *partition) transact(c *chunk) error {
 				return err
 			}
 		}
-		p.offsets.queueRead(&last.Batch, Read{Partition: p.assigned.Partition, From: c.from, Next: c.next, LastID: lastID(c)}, results, &got)
+		if done = *c; last.applied < len(c.deliveries) {
+			done, _ = c.split(last.applied)
+		}
+		p.offsets.queueRead(&last.Batch, Read{Partition: p.assigned.Partition, From: done.from, Next: done.next, LastID: lastID(&done)}, results, &got)
 		return nil
 	})
 	if err != nil {
 		return err
 	}
+	*c = done // the rest, if there is one, is for who reads next
 	p.reached(c.next, got)
 	for i := range c.deliveries {
 		if d := &c.deliveries[i]; d.Malformed != nil {

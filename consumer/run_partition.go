@@ -20,6 +20,7 @@ type partition struct {
 	assigned Assignment
 	commits  *committer
 	applying context.Context // ends when what is in flight must be given up
+	whole    context.Context // ends when a batch is to be cut behind the event in hand
 	log      *slog.Logger
 
 	fetchBytes int // of one fetch

@@ -36,7 +36,7 @@ func (p *partition) resumeOnce(reading context.Context, key StreamKey, pause *ba
 	var results []Result
 	began := time.Now()
 	err = p.inBatch(func(ctx context.Context, tx pgx.Tx, last *last) (err error) {
-		results, err = p.guard.Resume(ctx, tx, []StreamKey{key}, p.handler)
+		results, err = p.guard.resume(ctx, tx, []StreamKey{key}, p.handler, last)
 		p.offsets.queueUnstored(&last.Batch, results)
 		return err
 	})

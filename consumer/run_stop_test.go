@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	"github.com/fenceline/fenceline/consumer"
 	"github.com/fenceline/fenceline/internal/pgtest"
 	"github.com/fenceline/fenceline/internal/schema"
+	"github.com/fenceline/fenceline/outbox"
 )
 
 func TestAStopFinishesTheBatchThatIsBeingAppliedAndCommitsItsOffset(t *testing.T) {
@@ -41,6 +43,60 @@ func TestAStopFinishesTheBatchThatIsBeingAppliedAndCommitsItsOffset(t *testing.T
 	b.want("", effects("a", 1, 5)...)
 	if log.offset() != 5 || b.stored("t") != "5" {
 		t.Errorf("kafka's offset %d, stored %s", log.offset(), b.stored("t"))
+	}
+}
+
+// Given up whole it would begin anew after each rebalance, and where these come
+// more often than it takes, never get on.
+func TestABatchThatTakesLongIsCutAtTheStopAndNothingOfItIsDoneTwice(t *testing.T) {
+	const n = 600
+	for what, end := range map[string][]outbox.Record{
+		"a batch":         events("t", "a", 2, n),
+		"what was parked": append(events("t", "a", 3, n), event("t", "a", 2)),
+	} {
+		t.Run(what, func(t *testing.T) {
+			b := newBench(t)
+			t.Cleanup(consumer.CutAtOnce()) // put back behind the runs
+			log := newMemory("t")
+			cfg := b.config()
+			cfg.BatchSize, cfg.PollInterval, cfg.DrainTimeout = n, 10*time.Millisecond, time.Minute
+			log.publish(event("t", "a", 1))
+			log.publish(end...)
+			var calls atomic.Int64
+			inside, goOn := make(chan struct{}), make(chan struct{})
+			var slow atomic.Bool
+			slow.Store(true)
+			h := consumer.HandlerFunc(func(ctx context.Context, tx pgx.Tx, d consumer.Delivery) error {
+				if calls.Add(1); d.Seq == 4 {
+					close(inside)
+					wait(t, goOn)
+				}
+				if slow.Load() && d.Seq > 4 {
+					time.Sleep(20 * time.Millisecond) // all of them take far longer than the cut
+				}
+				return b.apply("x")(ctx, tx, d)
+			})
+			stop := b.run(log.source(), cfg, h)
+			<-inside
+			stopped := make(chan error, 1)
+			go func() { stopped <- stop() }()
+			close(goOn)
+			err := <-stopped
+			if err != nil {
+				t.Fatal(err)
+			}
+			did := int64(len(b.applied("")))
+			if did < 4 || did >= n || calls.Load() != did {
+				t.Errorf("%d of %d events are applied, the handler was called %d times: want some, and none in vain", did, n, calls.Load())
+			}
+			slow.Store(false)
+			b.run(log.source(), cfg, h)
+			b.eventually("the rest is applied", func() bool { return len(b.applied("")) == n })
+			b.want("", effects("a", 1, n)...)
+			if calls.Load() != n {
+				t.Errorf("the handler was called %d times for %d events", calls.Load(), n)
+			}
+		})
 	}
 }
 

@@ -124,6 +124,10 @@ type last struct {
 	pgx.Batch
 	// look: an answer must be looked at before COMMIT is sent.
 	look bool
+	// whole ends when no further event is to be begun, and applied is how many of
+	// the deliveries were decided by then.
+	whole   context.Context
+	applied int
 }
 
 // txError is a failed transaction and what is known of its connection.
@@ -187,7 +191,7 @@ func (p *partition) inBatch(work func(ctx context.Context, tx pgx.Tx, last *last
 		defer cancel()
 		tx.end(ending)
 	}()
-	var end last
+	end := last{whole: p.whole}
 	committing := false
 	if err = work(ctx, tx, &end); err == nil {
 		committing, err = p.commit(tx, &end)
