@@ -197,7 +197,7 @@ func (g *Guard) Apply(ctx context.Context, tx pgx.Tx, deliveries []Delivery, h H
 // apply leaves what it would write last to the caller, where end is given.
 func (g *Guard) apply(ctx context.Context, tx pgx.Tx, deliveries []Delivery, h Handler, end *last) ([]Result, error) {
 	b := newBatch(ctx, g, tx, h)
-	b.last = end
+	b.tell(end)
 	err := b.load(g.keysOf(deliveries), deliveries)
 	results := make([]Result, 0, len(deliveries))
 	for i := 0; i < len(deliveries) && err == nil && !(i > 0 && b.cut()); i++ {
@@ -211,6 +211,14 @@ func (g *Guard) apply(ctx context.Context, tx pgx.Tx, deliveries []Delivery, h H
 		end.applied = len(results)
 	}
 	return b.end(results, err)
+}
+
+// tell has the caller send what is written last.
+func (b *batch) tell(end *last) {
+	b.last = end
+	if end != nil && end.alone {
+		b.budget = 0
+	}
 }
 
 // cut tells whether the caller wants to commit what there is.
@@ -243,7 +251,7 @@ func (g *Guard) Resume(ctx context.Context, tx pgx.Tx, keys []StreamKey, h Handl
 
 func (g *Guard) resume(ctx context.Context, tx pgx.Tx, keys []StreamKey, h Handler, end *last) ([]Result, error) {
 	b := newBatch(ctx, g, tx, h)
-	b.last = end
+	b.tell(end)
 	err := b.load(slices.Clone(keys), nil)
 	for i := 0; i < len(b.order) && err == nil; i++ {
 		b.budget = max(b.budget, 1) // each stream gets on, and has a result to be marked

@@ -55,6 +55,7 @@ func (b *batch) carryOut(e *entry, d *Delivery, dec Decision) (stored bool, err 
 	stored = true
 	switch dec.Outcome {
 	case Applied:
+		b.noteHandled(d)
 		if err := b.handle(*d); err != nil {
 			return false, &HandlerError{Index: b.index, Delivery: *d, Err: err}
 		}
@@ -78,6 +79,17 @@ func (b *batch) carryOut(e *entry, d *Delivery, dec Decision) (stored bool, err 
 		err = b.findWaiting(e)
 	}
 	return stored, err
+}
+
+// noteHandled tells the caller how many events its transaction has.
+func (b *batch) noteHandled(d *Delivery) {
+	if b.last == nil {
+		return
+	}
+	b.last.sole = nil
+	if b.last.handled++; b.last.handled == 1 {
+		b.last.sole = d
+	}
 }
 
 // unbury takes the dead letter of an event away.

@@ -16,6 +16,7 @@ type chunk struct {
 	deliveries []Delivery
 	from, next int64       // what it covers of the log
 	more       []StreamKey // whose parked events go on, after the commit
+	alone      bool        // none of them goes on before
 }
 
 // split cuts the chunk in front of its i-th record.
@@ -79,6 +80,7 @@ func (p *partition) process(reading context.Context, c chunk) error {
 		if known {
 			at = culprit.Index
 		}
+		handled, sole := whole(err)
 		switch n := len(c.deliveries); {
 		case isPassing(err):
 			if n > 0 && tookConnection(err) {
@@ -124,6 +126,10 @@ func (p *partition) process(reading context.Context, c chunk) error {
 			if err := p.outage(reading, pause, "the offset was not stored, trying again", err); err != nil {
 				return err
 			}
+		case !c.alone && handled > 1:
+			c.alone = true // it may be one of those that went on behind it
+		case sole != nil && sole.Resumed:
+			p.resumedFailed(reading, &HandlerError{Delivery: *sole, Err: err}, pause)
 		default:
 			p.eventFailed(reading, &c.deliveries[0], err, pause)
 		}
@@ -174,6 +180,7 @@ func (p *partition) transact(c *chunk) error {
 	done := *c
 	began := time.Now()
 	err := p.inBatch(func(ctx context.Context, tx pgx.Tx, last *last) (err error) {
+		last.alone = c.alone
 		if len(c.deliveries) > 0 {
 			if results, err = p.guard.apply(ctx, tx, c.deliveries, p.handler, last); err != nil {
 				return err

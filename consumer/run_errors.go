@@ -153,6 +153,16 @@ func blurred(err error) bool {
 		errors.As(err, &pg) && pg.Code == "25P02"
 }
 
+// whole is for an error of a whole transaction, as COMMIT's: how many events had
+// their handler called in it, and the only one, if there is one.
+func whole(err error) (handled int, sole *Delivery) {
+	var t *txError
+	if errors.As(err, &t) {
+		return t.handled, t.sole
+	}
+	return 0, nil
+}
+
 // sleep waits, and says whether it did so to the end.
 func sleep(done <-chan struct{}, d time.Duration) bool {
 	t := time.NewTimer(d)

@@ -18,12 +18,13 @@ type fails map[Position]int
 func (p *partition) resume(reading context.Context, keys []StreamKey) error {
 	for _, key := range keys {
 		pause := p.backoff()
+		alone := false
 		for more := true; more; {
 			if reading.Err() != nil {
 				return errStopped
 			}
 			var err error
-			if more, err = p.resumeOnce(reading, key, pause); err != nil {
+			if more, err = p.resumeOnce(reading, key, &alone, pause); err != nil {
 				return err
 			}
 		}
@@ -31,11 +32,14 @@ func (p *partition) resume(reading context.Context, keys []StreamKey) error {
 	return nil
 }
 
-// resumeOnce is one try. more says that another one is due.
-func (p *partition) resumeOnce(reading context.Context, key StreamKey, pause *backoff.ExponentialBackOff) (more bool, err error) {
+// resumeOnce is one try. more says that another one is due. alone is set when the
+// events are to have transactions of their own: where it isn't known which one is
+// at fault, that tells.
+func (p *partition) resumeOnce(reading context.Context, key StreamKey, alone *bool, pause *backoff.ExponentialBackOff) (more bool, err error) {
 	var results []Result
 	began := time.Now()
 	err = p.inBatch(func(ctx context.Context, tx pgx.Tx, last *last) (err error) {
+		last.alone = *alone
 		results, err = p.guard.resume(ctx, tx, []StreamKey{key}, p.handler, last)
 		p.offsets.queueUnstored(&last.Batch, results)
 		return err
@@ -51,6 +55,7 @@ func (p *partition) resumeOnce(reading context.Context, key StreamKey, pause *ba
 	}
 	var culprit *HandlerError
 	var fatal *fatalError
+	handled, sole := whole(err)
 	switch known := errors.As(err, &culprit) && !blurred(err); {
 	case isPassing(err) || errors.As(err, &fatal):
 		if known && tookConnection(err) {
@@ -59,6 +64,12 @@ func (p *partition) resumeOnce(reading context.Context, key StreamKey, pause *ba
 		return true, p.outage(reading, pause, "parked events were not applied for a passing reason, trying again", err)
 	case known:
 		p.resumedFailed(reading, culprit, pause)
+		return true, nil
+	case sole != nil:
+		p.resumedFailed(reading, &HandlerError{Delivery: *sole, Err: err}, pause)
+		return true, nil
+	case !*alone && handled > 1:
+		*alone = true
 		return true, nil
 	default:
 		// They stay parked; what arrives next of the stream may make them go on.

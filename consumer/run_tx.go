@@ -128,6 +128,12 @@ type last struct {
 	// the deliveries were decided by then.
 	whole   context.Context
 	applied int
+	// alone: what waits for the deliveries goes on in a transaction of its own, one
+	// record in each. handled is how many events were given to the handler, sole
+	// the only one of them, if there is one.
+	alone   bool
+	handled int
+	sole    *Delivery
 }
 
 // txError is a failed transaction and what is known of its connection.
@@ -139,6 +145,10 @@ type txError struct {
 	// begun: there was a transaction, so the database was there. Without one no
 	// event can be blamed.
 	begun bool
+	// handled is how many events had their handler called, sole the only one: what
+	// is said of the whole transaction, as by a deferred constraint, is said of it.
+	handled int
+	sole    *Delivery
 }
 
 func (e *txError) Error() string { return e.err.Error() }
@@ -202,7 +212,7 @@ func (p *partition) inBatch(work func(ctx context.Context, tx pgx.Tx, last *last
 	case err == nil:
 		return nil
 	case committing:
-		return &txError{err: fmt.Errorf("consumer: commit: %w", err), lost: lost, begun: true}
+		return &txError{err: fmt.Errorf("consumer: commit: %w", err), lost: lost, begun: true, handled: end.handled, sole: end.sole}
 	case !tx.begun && (tx.asked || !errors.As(err, &pg) || endsSession(pg)):
 		// (Before it is asked, statements are prepared: that one can't be is not for
 		// want of a transaction.)
@@ -212,7 +222,7 @@ func (p *partition) inBatch(work func(ctx context.Context, tx pgx.Tx, last *last
 		tx.leave(p)
 	}
 	var h *HandlerError
-	failed := &txError{err: err, lost: lost, ours: !errors.As(err, &h), begun: tx.begun}
+	failed := &txError{err: err, lost: lost, ours: !errors.As(err, &h), begun: tx.begun, handled: end.handled, sole: end.sole}
 	if refused := refusedStatement(err); refused != nil {
 		return &fatalError{refused}
 	}
