@@ -49,6 +49,8 @@ func passing(err error, lost bool) bool {
 			"25P03", "25P04", // idle for too long, transaction for too long: the process was paused
 			"57P01", "57P02", "57P03", "57P05": // the server shuts down, crashed, starts
 			return true
+		case "53400": // a limit that is configured (temp_file_limit): it is the statement that exceeds it
+			return false
 		}
 		switch pg.Code[:2] {
 		case "08", // connection

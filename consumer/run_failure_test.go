@@ -348,3 +348,24 @@ func TestAHandlerThatEndsItsTransactionByAStatementIsParkedAtOnce(t *testing.T) 
 		t.Errorf("the handler was called %d times for it, want once", calls.Load())
 	}
 }
+
+// It is of the same class as a full disk, and has another cause: that statement
+// exceeds it each time.
+func TestAnEventThatExceedsALimitOfTheServersIsAtFaultItself(t *testing.T) {
+	b := newBench(t)
+	log := newMemory("t")
+	log.publish(event("t", "a", 1), event("t", "b", 1), event("t", "a", 2))
+	b.run(log.source(), b.config(), consumer.HandlerFunc(func(ctx context.Context, tx pgx.Tx, d consumer.Delivery) error {
+		if d.Key == "b" {
+			if _, err := tx.Exec(ctx, "set local temp_file_limit = '64kB'; set local work_mem = '64kB'"); err != nil {
+				return err
+			}
+			if _, err := tx.Exec(ctx, "select count(*) from (select n from generate_series(1, 100000) n order by md5(n::text)) s"); err != nil {
+				return err
+			}
+		}
+		return b.apply("x")(ctx, tx, d)
+	}))
+	b.eventually("it is parked, and the rest applied", func() bool { return b.seen.count(consumer.Parked) == 1 && b.seen.count(consumer.Applied) == 2 })
+	b.want("", "a/1", "a/2")
+}
