@@ -53,7 +53,7 @@ func Run(ctx context.Context, pool *pgxpool.Pool, source Source, cfg Config, h H
 		if ctx.Err() != nil {
 			return nil
 		}
-		return err
+		return pooled(err)
 	}
 	r, err := newRunner(pool, cfg, h)
 	if err != nil {

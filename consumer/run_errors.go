@@ -60,7 +60,7 @@ func passing(err error, lost bool) bool {
 		}
 		// Anything else the server says, it says of the statement; also when it
 		// ends the connection with it.
-		return endsSession(pg) && refusedLogin(err) == nil
+		return forgotten(pg) || endsSession(pg) && refusedLogin(err) == nil
 	}
 	if connBusy(err) {
 		return false

@@ -206,6 +206,7 @@ func (p *partition) inBatch(work func(ctx context.Context, tx pgx.Tx, last *last
 	if err = work(ctx, tx, &end); err == nil {
 		committing, err = p.commit(tx, &end)
 	}
+	err = pooled(err)
 	lost := conn.Conn().IsClosed()
 	var pg *pgconn.PgError
 	switch {
