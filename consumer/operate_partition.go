@@ -88,7 +88,8 @@ func (o *Operator) AcceptTruncation(ctx context.Context, p Partition, note Note)
 // AcceptTopic lets a consumer read a topic whose number of partitions has
 // changed. ends are the offsets up to which each of the old partitions had
 // records when that happened, or later ones: the consumer must have read them
-// all, and nothing of the topic may be parked, dead, or not stored. That no
+// all, and nothing of the topic may be parked, or not stored. (A dead letter may:
+// whether it is applied one day is decided on what was applied by then.) That no
 // closed key was swept since the change can't be seen here and is what the
 // operator vouches for.
 func (o *Operator) AcceptTopic(ctx context.Context, topic string, partitions int, ends map[int]int64, note Note) error {

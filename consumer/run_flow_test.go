@@ -192,3 +192,33 @@ func TestPartitionsWaitWhileTheirTopicsNumberOfThemIsNotKnown(t *testing.T) {
 		t.Errorf("told %q, want that it waits, then that it is read", got)
 	}
 }
+
+func TestEachStreamThatStandsForTooLongRaisesItsAlarmHoweverManyDo(t *testing.T) {
+	b := newBench(t)
+	log := newMemory("t")
+	const n = 250
+	for k := range n {
+		key := fmt.Sprint("k", k)
+		log.publish(event("t", key, 1), event("t", key, 3))
+	}
+	cfg := b.config()
+	cfg.GapAlarm, cfg.PollInterval = time.Millisecond, 10*time.Millisecond
+	b.run(log.source(), cfg, b.apply("x"))
+	told := func() int {
+		b.seen.mu.Lock()
+		defer b.seen.mu.Unlock()
+		of := make(map[consumer.StreamKey]int)
+		for _, a := range b.seen.alarms {
+			if a.Kind == consumer.Overdue {
+				of[a.Stream]++
+			}
+		}
+		for key, times := range of {
+			if times > 1 {
+				t.Fatalf("%d alarms of %s, want one", times, key)
+			}
+		}
+		return len(of)
+	}
+	b.eventually("there is an alarm of each", func() bool { return told() == n })
+}

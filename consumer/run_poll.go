@@ -19,6 +19,8 @@ import (
 const (
 	// pendingPage is how many streams are looked for at once.
 	pendingPage = 100
+	// overdueMost is how many streams that stand are told apart at most.
+	overdueMost = 10_000
 	// lettersPage is how many dead letters are handed out at once.
 	lettersPage = 100
 )
@@ -113,11 +115,13 @@ func (p *poller) pending(reading context.Context) error {
 	return nil
 }
 
-// overdue raises one alarm for each time that a stream stands for too long.
+// overdue raises one alarm for each time that a stream stands for too long. Those
+// that stand longest come first, so it asks for as many as it knows and some more:
+// else whoever leaves a page of them standing would hear of no other.
 func (p *poller) overdue(context.Context) error {
 	var list []Blocked
 	err := p.inTx(func(ctx context.Context, tx pgx.Tx, _ *last) (err error) {
-		list, err = p.guard.Overdue(ctx, tx, pendingPage)
+		list, err = p.guard.Overdue(ctx, tx, min(len(p.stands)+pendingPage, overdueMost))
 		return err
 	})
 	if err != nil {
