@@ -60,6 +60,7 @@ func (p *partition) process(reading context.Context, c chunk) error {
 		if err == nil {
 			more := c.more
 			todo = todo[:len(todo)-1]
+			took.all = 0
 			pause.Reset()
 			p.recovered()
 			if err := p.resume(reading, more); err != nil {
@@ -85,19 +86,18 @@ func (p *partition) process(reading context.Context, c chunk) error {
 		case isPassing(err):
 			if n > 0 && tookConnection(err) {
 				// What comes before the event need not wait with it; where it isn't
-				// known which one it is, the halves tell.
+				// known which one it is, or another one each time, the halves tell.
 				switch lost := took.count(c.deliveries[at].Offset, known); {
-				case n == 1 && lost >= p.cfg.LossLimit && c.deliveries[0].Failed == nil && !(known && culprit.Delivery.Resumed):
+				case n == 1 && !c.alone && (handled > 1 || sole != nil && sole.Resumed):
+					c.alone = true // it may be all of them that take too long
+				case n == 1 && lost >= p.cfg.LossLimit && c.deliveries[0].Failed == nil:
 					p.lossesBlamed(&c.deliveries[0], lost, err)
 					continue
 				case n > 1 && known && lost > 1:
 					todo = append(todo[:len(todo)-1], c.isolate(at)...)
-				case n > 1 && !known && lost > lossesBeforeSplit:
+				case n > 1 && took.all > lossesBeforeSplit:
 					a, b := c.split(n / 2)
 					todo = append(todo[:len(todo)-1], b, a)
-				}
-				if known && culprit.Delivery.Resumed {
-					p.resumedLost(culprit, err)
 				}
 			} else if n > 1 && known && at > 0 {
 				// The same for one that, say, always waits for the same lock.

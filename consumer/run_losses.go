@@ -15,15 +15,20 @@ type losses struct {
 	offset int64
 	known  bool
 	n      int
+	// all is how many there were in a row wherever they were: a batch that takes
+	// longer than what is between allows a transaction loses it each time, and at
+	// another event.
+	all int
 }
 
 // count notes one more loss at the event at the offset and gives how many there
 // were in a row.
 func (l *losses) count(offset int64, known bool) int {
 	if l.offset != offset || l.known != known {
-		*l = losses{offset: offset, known: known}
+		*l = losses{offset: offset, known: known, all: l.all}
 	}
 	l.n++
+	l.all++
 	return l.n
 }
 

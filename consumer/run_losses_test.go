@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/fenceline/fenceline/consumer"
+	"github.com/fenceline/fenceline/outbox"
 )
 
 const endOwnSession = `select pg_terminate_backend(pg_backend_pid())`
@@ -175,5 +176,38 @@ func TestAHandlerThatSucceedsBehindItsDeadlineHasFailed(t *testing.T) {
 	b.want("", "a/1", "a/3")
 	if got := b.one("select min(error) from fenceline.dead"); !strings.Contains(got, "HandlerTimeout") {
 		t.Errorf("the error that is kept: %q", got)
+	}
+}
+
+// The server, or a proxy, bounds how long a transaction may take (as
+// transaction_timeout does), and a batch takes longer: it is ended at another event
+// each time.
+func TestABatchThatIsTooLongForTheServersPatienceIsHalvedUntilItIsNot(t *testing.T) {
+	const n = 40
+	for what, recs := range map[string][]outbox.Record{
+		"a batch":         events("t", "a", 1, n),
+		"what was parked": append([]outbox.Record{event("t", "a", 1)}, append(events("t", "a", 3, n), event("t", "a", 2))...),
+	} {
+		t.Run(what, func(t *testing.T) {
+			b := newBench(t)
+			log := newMemory("t")
+			log.publish(recs...)
+			cfg := b.config()
+			calls, ends := map[string]int{}, 0
+			b.run(log.source(), cfg, consumer.HandlerFunc(func(ctx context.Context, tx pgx.Tx, d consumer.Delivery) error {
+				var id string
+				if err := tx.QueryRow(ctx, "select pg_current_xact_id()::text").Scan(&id); err != nil {
+					return err
+				}
+				if calls[id]++; calls[id] > 12+ends%2 {
+					ends++
+					_, err := tx.Exec(ctx, endOwnSession)
+					return err
+				}
+				return b.apply("x")(ctx, tx, d)
+			}))
+			b.eventually("all are applied", func() bool { return len(b.applied("")) == n })
+			b.want("", effects("a", 1, n)...)
+		})
 	}
 }
