@@ -196,6 +196,9 @@ func (d *decoder) decompress(bt batch, codec compress.Compression) ([]byte, erro
 	if known == nil {
 		return nil, d.fail(bt.base, "compression codec %d is unknown", int8(codec))
 	}
+	if err := d.claims(bt, codec); err != nil {
+		return nil, err
+	}
 	r := known.NewReader(bytes.NewReader(bt.data))
 	defer func() { _ = r.Close() }()
 	var out bytes.Buffer

@@ -5,10 +5,12 @@ import (
 	"encoding/binary"
 	"errors"
 	"hash/crc32"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/segmentio/kafka-go/compress/snappy"
 	"github.com/segmentio/kafka-go/protocol"
 
 	"github.com/fenceline/fenceline/consumer"
@@ -207,6 +209,63 @@ func TestAnyBytesGiveRecordsOrAnErrorAndNoPanic(t *testing.T) {
 			_, _, _ = decode(0, nil, w[:i])
 			_, _ = decodeFetch(w, 11)
 			_, _ = decodeFetch(w[i:], 5)
+		}
+	}
+}
+
+// body is the batch with another body.
+func (w wire) body(data ...[]byte) wire {
+	w = bytes.Join([][]byte{w[:batchHeader], bytes.Join(data, nil)}, nil)
+	binary.BigEndian.PutUint32(w[8:], uint32(len(w)-batchPrefix))
+	return w.with(func(wire) {})
+}
+
+// What a batch claims is no reason to take the memory for it.
+func TestABatchOfAFewBytesThatClaimsToBeLargeTakesNoMemory(t *testing.T) {
+	claim := append(binary.AppendUvarint(nil, 1<<32-1), 0, 0)
+	framed := append(bytes.Clone(xerialMagic), 0, 0, 0, 1, 0, 0, 0, 1)
+	length := func(n uint32) []byte { return binary.BigEndian.AppendUint32(nil, n) }
+	for name, body := range map[string][][]byte{
+		"a block":              {claim},
+		"a block in a frame":   {framed, length(uint32(len(claim))), claim},
+		"a frame":              {framed, length(1<<32 - 16), claim},
+		"a frame without size": {framed, {1}},
+		"half a header":        {framed[:10]},
+		"nothing":              {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := encode(t, 0, protocol.Snappy, "a").body(body...)
+			var before, after runtime.MemStats
+			runtime.ReadMemStats(&before)
+			_, _, err := decode(0, nil, w)
+			runtime.ReadMemStats(&after)
+			var be *consumer.BatchError
+			if !errors.As(err, &be) {
+				t.Errorf("%v, want a BatchError", err)
+			}
+			if took := after.TotalAlloc - before.TotalAlloc; took > 8<<20 {
+				t.Errorf("it took %d MB", took>>20)
+			}
+		})
+	}
+}
+
+// Both ways in which snappy is written are read.
+func TestSnappyIsReadWithAndWithoutItsFraming(t *testing.T) {
+	plain := encode(t, 0, 0, strings.Repeat("x", 100_000)) // of several frames
+	for name, framing := range map[string]snappy.Framing{"bare": snappy.Unframed, "framed": snappy.Framed} {
+		var b bytes.Buffer
+		z := (&snappy.Codec{Framing: framing}).NewWriter(&b)
+		_, err := z.Write(plain[batchHeader:])
+		if err = errors.Join(err, z.Close()); err != nil {
+			t.Fatal(err)
+		}
+		if is := bytes.HasPrefix(b.Bytes(), xerialMagic); is != (framing == snappy.Framed) {
+			t.Fatalf("%s: framed %v", name, is)
+		}
+		recs, _, err := decode(0, nil, plain.body(b.Bytes()).attributes(2))
+		if err != nil || len(recs) != 1 || len(recs[0].Value) != 100_000 {
+			t.Errorf("%s: %d records, %v", name, len(recs), err)
 		}
 	}
 }
