@@ -196,10 +196,18 @@ func (d *decoder) decompress(bt batch, codec compress.Compression) ([]byte, erro
 	if known == nil {
 		return nil, d.fail(bt.base, "compression codec %d is unknown", int8(codec))
 	}
-	if err := d.claims(bt, codec); err != nil {
+	var err error
+	data := bt.data
+	switch codec {
+	case compress.Snappy:
+		err = d.claims(bt)
+	case compress.Zstd:
+		data, err = d.narrowed(bt)
+	}
+	if err != nil {
 		return nil, err
 	}
-	r := known.NewReader(bytes.NewReader(bt.data))
+	r := known.NewReader(bytes.NewReader(data))
 	defer func() { _ = r.Close() }()
 	var out bytes.Buffer
 	n, err := io.Copy(&out, io.LimitReader(r, int64(d.maxBatch)+1))

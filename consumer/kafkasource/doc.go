@@ -50,8 +50,8 @@
 //	                                                       TestControlRecordsAndAbortedTransactionsNeverReachTheHandler
 //	source  an unknown codec, or a damaged batch, ends     it is an error that names the batch
 //	        the loop, or loses the rest                    TestABatchThatCannotBeReadIsAnErrorAndNeverAGap
-//	source  decompression has no bound                     it has
-//	                                                       TestDecompressionIsBounded
+//	source  decompression has no bound                     it has, also on what a batch only claims
+//	                                                       TestDecompressionIsBounded, TestABatchOfAFewBytesThatClaimsToBeLargeTakesNoMemory
 //	source  without an offset it may begin at the end      StartOffset is the first, and consumer.Config.Begin decides
 //	                                                       TestANewConsumerBeginsWhereItIsToldTo
 //	source  an invalid configuration panics                it is checked before

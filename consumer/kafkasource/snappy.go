@@ -3,8 +3,6 @@ package kafkasource
 import (
 	"bytes"
 	"encoding/binary"
-
-	"github.com/segmentio/kafka-go/compress"
 )
 
 // xerialMagic begins the framing that Java producers put around snappy blocks: 16
@@ -15,12 +13,8 @@ const xerialHeader = 16
 
 // claims looks at what the batch says of its own size. Snappy's decoder takes the
 // memory that a block claims before it looks at the block, and so does the framing's:
-// four gigabytes for a batch of thirty bytes. The other codecs are streams, where
-// the bound on what is read is one on memory as well.
-func (d *decoder) claims(bt batch, codec compress.Compression) error {
-	if codec != compress.Snappy {
-		return nil
-	}
+// four gigabytes for a batch of thirty bytes.
+func (d *decoder) claims(bt batch) error {
 	var total uint64
 	block := func(b []byte) error {
 		n, used := binary.Uvarint(b)
