@@ -67,8 +67,9 @@ func (d *decoder) decode(res *fetchResponse) (recs []consumer.KafkaRecord, next 
 		}
 		var body []consumer.KafkaRecord
 		var got int
+		behind := bt.last + 1
 		if err == nil && !txns.skip(bt) && bt.last >= d.offset {
-			body, got, err = d.body(bt)
+			body, behind, got, err = d.body(bt)
 		}
 		if err != nil {
 			if next > d.offset {
@@ -79,7 +80,10 @@ func (d *decoder) decode(res *fetchResponse) (recs []consumer.KafkaRecord, next 
 		recs, size, b = append(recs, body...), size+got, b[n:]
 		// The batch's own last offset, not that of its last record: control
 		// batches and aborted ones have none for us, and must be passed.
-		next = max(next, bt.last+1)
+		next = max(next, behind)
+		if behind <= bt.last {
+			break // the rest of it is for the next fetch
+		}
 	}
 	return recs, next, nil
 }
@@ -125,34 +129,49 @@ func (d *decoder) header(b []byte, at int64) (bt batch, n int, err error) {
 	return bt, n, nil
 }
 
-// body decodes the records of a batch at or beyond the offset asked for.
-func (d *decoder) body(bt batch) (recs []consumer.KafkaRecord, size int, err error) {
+// recordSize and headerSize are about what a record, and each of its headers, take
+// in memory beside the bytes of the batch: many times of what the smallest of them
+// are on the wire.
+const (
+	recordSize = 128
+	headerSize = 40
+)
+
+// body decodes the records of a batch at or beyond the offset asked for, and gives
+// the offset behind them. Where they would take more memory than a batch may, they
+// end before the batch does.
+func (d *decoder) body(bt batch) (recs []consumer.KafkaRecord, behind int64, size int, err error) {
 	data := bt.data
 	if codec := bt.attributes & attrCompression; codec != 0 {
 		if data, err = d.decompress(bt, compress.Compression(codec)); err != nil {
-			return nil, 0, err
+			return nil, 0, 0, err
 		}
 	}
 	// Every record takes seven bytes at the least, so a count that can't be
 	// true is refused before memory is reserved for it.
 	if int(bt.count) > len(data)/7+1 {
-		return nil, 0, d.fail(bt.base, "it claims %d records in %d bytes", bt.count, len(data))
+		return nil, 0, 0, d.fail(bt.base, "it claims %d records in %d bytes", bt.count, len(data))
 	}
-	recs = make([]consumer.KafkaRecord, 0, bt.count)
+	recs = make([]consumer.KafkaRecord, 0, min(int(bt.count), d.maxBatch/recordSize+1))
 	c := cursor{b: data}
+	took := 0
 	for i := range bt.count {
 		r, err := bt.record(&c)
 		if err != nil {
-			return nil, 0, d.fail(bt.base, "record %d of %d: %v", i+1, bt.count, err)
+			return nil, 0, 0, d.fail(bt.base, "record %d of %d: %v", i+1, bt.count, err)
 		}
 		if r.Offset > bt.last || r.Offset < bt.base {
-			return nil, 0, d.fail(bt.base, "record %d of %d has offset %d, outside of the batch", i+1, bt.count, r.Offset)
+			return nil, 0, 0, d.fail(bt.base, "record %d of %d has offset %d, outside of the batch", i+1, bt.count, r.Offset)
 		}
-		if r.Offset >= d.offset {
-			recs = append(recs, r)
+		if r.Offset < d.offset {
+			continue
 		}
+		if took += recordSize + headerSize*len(r.Headers); took > d.maxBatch && len(recs) > 0 && r.Offset > recs[len(recs)-1].Offset {
+			return recs, r.Offset, len(data), nil
+		}
+		recs = append(recs, r)
 	}
-	return recs, len(data), nil
+	return recs, bt.last + 1, len(data), nil
 }
 
 func (bt *batch) record(c *cursor) (r consumer.KafkaRecord, err error) {

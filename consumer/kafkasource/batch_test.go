@@ -307,3 +307,26 @@ func TestAZstdBatchOfALargeWindowIsRead(t *testing.T) {
 		}
 	}
 }
+
+// A record of ten bytes takes more than a hundred in memory, and a batch of zeros
+// hardly any on the wire.
+func TestABatchOfVeryManyRecordsIsReadInParts(t *testing.T) {
+	const n = 40_000
+	w := encode(t, 100, protocol.Gzip, make([]string, n)...)
+	var got []int64
+	for next, parts := int64(100), 0; next < 100+n; parts++ {
+		recs, to, err := decode(next, nil, w, encode(t, 100+n, 0, "behind it"))
+		if err != nil || len(recs) == 0 || to <= next || parts > 1000 {
+			t.Fatalf("part %d from %d: %d records, next %d, %v", parts, next, len(recs), to, err)
+		}
+		if took := len(recs) * recordSize; took > 1<<20 {
+			t.Fatalf("%d records at once, which take %d bytes", len(recs), took)
+		}
+		got, next = append(got, offsets(recs)...), to
+	}
+	for i, o := range got[:n] {
+		if o != 100+int64(i) {
+			t.Fatalf("record %d has offset %d", i, o)
+		}
+	}
+}
