@@ -102,9 +102,6 @@ declare
   n bigint;
   at timestamptz := clock_timestamp();
 begin
-  -- The relay sends the marker as soon as it sees the verdict: one that a crash
-  -- takes back would have the event follow its own marker.
-  perform set_config('synchronous_commit', 'on', true) where current_setting('synchronous_commit') in ('off', 'local');
   select * into h from @schema@.relay_held t where t.topic = p_topic and t.key = p_key for update;
   if not found then
     raise exception 'no stream of topic % with key % is held', p_topic, p_key using errcode = 'FL020', hint = 'It may have been resumed meanwhile: relay held list.';

@@ -29,8 +29,7 @@ language sql volatile set search_path = pg_catalog, pg_temp as $$
   select format('%I.%I', n.nspname, c.relname), c.relname::text, b.lo >> 40, b.lo, b.hi
     from pg_inherits i join pg_class c on c.oid = i.inhrelid join pg_namespace n on n.oid = c.relnamespace
     cross join lateral (select m[1]::bigint as lo, m[2]::bigint as hi
-      -- Without a backslash, which standard_conforming_strings = off would take away.
-      from regexp_match(pg_get_expr(c.relpartbound, c.oid), 'FROM [(]''?([0-9]+)''?[)] TO [(]''?([0-9]+)''?[)]') m) b
+      from regexp_match(pg_get_expr(c.relpartbound, c.oid), 'FROM \(''?(\d+)''?\) TO \(''?(\d+)''?\)') m) b
    where i.inhparent = '@schema_name@.outbox'::regclass and b.lo is not null
    order by b.lo
 $$;
