@@ -196,7 +196,7 @@ func TestNewNamesWhatIsSetWronglyAndTheRemedy(t *testing.T) {
 		`alter table fenceline.head alter key type text collate "POSIX"`:                                                                {"column fenceline.head.key", `collate "C"`},
 		"alter table fenceline.receipt rename committed_at to at":                                                                       {"column fenceline.receipt.committed_at", "timestamp with time zone"},
 		"alter table fenceline.outbox drop column xid; alter table fenceline.outbox add xid xid8 not null default pg_current_xact_id()": {"order of the columns", "xid first"},
-		`do $$ begin execute format('alter database %I set client_encoding = latin1', current_database()); end $$`:                      {"the client encoding", "client_encoding=UTF8"},
+		`do $$ begin execute format('alter database %I set client_encoding = latin1', current_database()); end $$`:                      {"client_encoding", "set it to UTF8 for the login"},
 	} {
 		w := &world{TB: t, dsn: pgmigrated.Migrated(t)}
 		w.admin = pgtest.Connect(t, w.dsn)

@@ -31,15 +31,13 @@ func withSettings(t *testing.T, dsn string, settings map[string]string) *pgxpool
 	return pool
 }
 
-// A cluster that was made without a locale has SQL_ASCII, and an application that
-// is old enough has plain string literals with backslashes.
+// A cluster that was made without a locale has SQL_ASCII.
 func TestTheRelayPublishesAndRetainsWhateverALoginHasSet(t *testing.T) {
 	t.Parallel()
 	for name, settings := range map[string]map[string]string{
-		"strings with backslashes": {"standard_conforming_strings": "off"},
-		"bytes as they are":        {"client_encoding": "SQL_ASCII"},
-		"names in quotes":          {"quote_all_identifiers": "on"},
-		"strict isolation":         {"default_transaction_isolation": "serializable", "default_transaction_deferrable": "on"},
+		"bytes as they are": {"client_encoding": "SQL_ASCII"},
+		"names in quotes":   {"quote_all_identifiers": "on"},
+		"strict isolation":  {"default_transaction_isolation": "serializable", "default_transaction_deferrable": "on"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -69,10 +67,10 @@ func TestAnEncodingInWhichKeysWouldBeOthersIsRefused(t *testing.T) {
 	dsn := pgmigrated.Migrated(t)
 	pool := withSettings(t, dsn, map[string]string{"client_encoding": "LATIN1"})
 	var setting *SettingError
-	if err := runFor(t, pool, newMemory(t, "t"), quick()); !errors.As(err, &setting) || setting.Name != "the client encoding" || setting.Have != "LATIN1" {
+	if err := runFor(t, pool, newMemory(t, "t"), quick()); !errors.As(err, &setting) || setting.Name != "client_encoding of the session" || setting.Have != "LATIN1" {
 		t.Errorf("a client that speaks LATIN1: %v", err)
 	}
-	says(t, examined(t, pool, newMemory(t, "t")), "problem settings: the client encoding is LATIN1 (", "connect with client_encoding=UTF8")
+	says(t, examined(t, pool, newMemory(t, "t")), "problem settings: client_encoding of the session is LATIN1 (", "set it to UTF8 for the login")
 }
 
 // Whoever looks may have a small pool: nothing takes a connection while it holds

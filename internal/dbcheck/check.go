@@ -29,9 +29,6 @@ select kind, name, have from (
 	union all
 	select 2, 'setting', s.name, s.setting from pg_catalog.pg_settings s where s.name in ('fsync', 'full_page_writes') and s.setting <> 'on' and $1
 	union all
-	select 2, w.kind, '', w.have from (values ('database encoding', getdatabaseencoding()::text), ('client encoding', pg_client_encoding()::text)) as w(kind, have)
-	 where w.have not in ('UTF8', 'SQL_ASCII')
-	union all
 	select 3, case c.relkind when 'S' then 'unlogged sequence' else 'unlogged table' end, c.relname::text, ''
 	  from pg_catalog.pg_class c where c.relnamespace = '@schema_name@'::regnamespace and c.relkind in ('r', 'p', 'S') and c.relpersistence <> 'p'
 	union all
@@ -87,17 +84,6 @@ func Check(ctx context.Context, q schema.Querier, name string, server bool) erro
 	case "setting":
 		return &Problem{"the server's setting " + object, have, "a crash could take back what was acknowledged, and no promise would hold; " +
 			"run alter system set " + object + " = on, and reload the configuration"}
-	case "database encoding", "client encoding":
-		// A key's shard and partition are murmur2 of its bytes in UTF-8, by the
-		// database and by the relay; between two encodings they would differ. In
-		// SQL_ASCII bytes are what they are.
-		problem := &Problem{"the " + kind, have, "keys beyond ASCII would be others to the database than to the programs, and their events could never be published; "}
-		if kind == "database encoding" {
-			problem.Remedy += "use a database that was created with encoding 'UTF8'"
-		} else {
-			problem.Remedy += "connect with client_encoding=UTF8, or undo what sets another one for the login or the database"
-		}
-		return problem
 	case "unlogged sequence":
 		return &Problem{"sequence " + full, "unlogged", fmt.Sprintf("a crash would give positions out again; run alter sequence %s set logged", full)}
 	case "unlogged table":

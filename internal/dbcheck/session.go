@@ -48,6 +48,13 @@ func Session(ctx context.Context, q schema.Querier) error {
 	if err != nil {
 		return fmt.Errorf("look at the session's settings: %w", err)
 	}
+	// A key's shard and partition are murmur2 of its bytes in UTF-8, by the database
+	// and by the relay; between two encodings they would differ. In SQL_ASCII bytes
+	// are what they are.
+	if server != "UTF8" && server != "SQL_ASCII" {
+		return &Problem{"the database encoding", server,
+			"keys beyond ASCII would be others to the database than to the programs, and their events could never be published; use a database that was created with encoding 'UTF8'"}
+	}
 	// Without a conversion (SQL_ASCII) the server takes UTF-8 as it is, if it has that.
 	if client != "UTF8" && (client != "SQL_ASCII" || !slices.Contains([]string{"UTF8", "SQL_ASCII"}, server)) {
 		return &Problem{"client_encoding of the session", client,
