@@ -149,12 +149,14 @@ func (r *run) judgeRows(p *parts) {
 		switch {
 		case v.at() == before.at():
 			r.say(Gap, p, v, "the outbox has position %s twice, also at pos %d", v.at(), before.offset)
-		case v.epoch == before.epoch && v.from > before.seq+1:
-			r.say(Gap, p, v, "the outbox has nothing between seq %d and seq %d", before.seq, v.from)
 		case v.epoch == before.epoch && v.token < before.token:
 			r.say(Token, p, v, "the event before it, seq %d, has token %d", before.seq, before.token)
 		case v.epoch == before.epoch && v.offset < before.offset:
 			r.say(Gap, p, v, "the event before it, seq %d, has the larger pos %d", before.seq, before.offset)
+		case r.droppedAt(p, i):
+			// What was between them is past its retention.
+		case v.epoch == before.epoch && v.from > before.seq+1:
+			r.say(Gap, p, v, "the outbox has nothing between seq %d and seq %d", before.seq, v.from)
 		case v.epoch != before.epoch && v.from != 1:
 			r.say(Gap, p, v, "the outbox's life %d of this stream begins with seq %d", v.epoch, v.from)
 		case v.epoch != before.epoch && v.prevEpoch != 0 && (at{v.prevEpoch, v.prevSeq}) != before.at():
@@ -169,7 +171,11 @@ func (r *run) judgeRows(p *parts) {
 		// The heads of a tombstone that was swept went with it.
 		return
 	}
-	if head := p.heads[len(p.heads)-1]; head.at() != last.at() {
+	head := p.heads[len(p.heads)-1]
+	if head.at().after(last.at()) && r.droppedAt(p, len(p.rows)) {
+		return // the newest ones are past their retention
+	}
+	if head.at() != last.at() {
 		r.say(Head, p, last, "the remembered last position is %s", head.at())
 	}
 }
@@ -342,6 +348,8 @@ func (r *run) lookUp(p *parts, a at, created int64) knowledge {
 		switch before := (at{first.prevEpoch, first.prevSeq}); {
 		case i < len(p.rows) && p.rows[i].epoch == a.epoch && p.rows[i].from <= a.seq:
 			return known // inside a marker's range
+		case a.after(first.at()) && r.droppedAt(p, i):
+			// It may have been there.
 		case a.after(first.at()):
 			return phantom // the rows are dense from the first on
 		case first.from == 1 && before.epoch != 0 && a.epoch < first.epoch && a.after(before):

@@ -167,10 +167,21 @@ func (r *run) readHistory(ctx context.Context, tx pgx.Tx) error {
 	// oldest rows were dropped (or their transactions rolled back): what was
 	// appended after the oldest one is still there. A minute is for rows that
 	// were created before those in front of them.
-	const oldest = `select pos, created_at from @schema@.outbox order by pos limit 1`
+	// Behind a partition that was dropped the same is true of what is there without
+	// a gap; and of a plain table, from which a held stream's rows don't go, of what
+	// isn't held.
+	if _, err := tx.Exec(ctx, r.sql(`select from @schema@.outbox limit 1`)); err != nil { // first, so that no partition goes any more
+		return fmt.Errorf("verify: read the outbox: %w", err)
+	}
+	whole, plain, err := r.readGaps(ctx, tx)
+	if err != nil {
+		return err
+	}
+	const oldest = `select o.pos, o.created_at from @schema@.outbox o where o.pos >= $1
+		and not ($2 and exists (select 1 from @schema@.relay_held h where h.topic = o.topic and h.key = o.key and o.pos >= h.pos)) order by o.pos limit 1`
 	var pos int64
 	var created time.Time
-	switch err := tx.QueryRow(ctx, r.sql(oldest)).Scan(&pos, &created); {
+	switch err := tx.QueryRow(ctx, r.sql(oldest), whole, plain).Scan(&pos, &created); {
 	case errors.Is(err, pgx.ErrNoRows):
 		r.since = 1<<63 - 1
 	case err != nil:

@@ -137,6 +137,7 @@ type run struct {
 	spans  map[string][]Span // of the topics that exist
 	former map[string][]formerly
 	since  int64       // events created from then on (µs) are still in the outbox
+	gaps   []gap       // of the outbox's positions
 	born   int64       // when the database's present history began, if it isn't the first; else 0
 	follow []following // of the consumers
 }
