@@ -124,12 +124,20 @@ select o.pos, o.id, o.aggregatetype, o.type, o.payload, o.topic, o.key, o.epoch,
 // pageRows is small enough for payloads of the largest size.
 const pageRows = 500
 
+// noTimeouts has the transaction last as long as it takes: what a login may have set
+// is meant for others, and whoever is told of findings may take his time.
+const noTimeouts = `select set_config(name, '0', true) from pg_catalog.pg_settings
+ where name in ('statement_timeout', 'lock_timeout', 'idle_in_transaction_session_timeout', 'transaction_timeout')`
+
 func (r *run) readProducer(ctx context.Context, at *cursors) error {
 	tx, err := r.cfg.Producer.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly})
 	if err != nil {
 		return fmt.Errorf("verify: read the outbox: %w", err)
 	}
 	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }()
+	if _, err := tx.Exec(ctx, noTimeouts); err != nil {
+		return fmt.Errorf("verify: read the outbox: %w", err)
+	}
 	if err := r.readHistory(ctx, tx); err != nil {
 		return err
 	}
