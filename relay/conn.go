@@ -57,18 +57,30 @@ func (e *PoolerError) Error() string {
 	return fmt.Sprintf("relay: a connection pooler is in the way: %s; connect the relay to PostgreSQL directly, or to the pooler in session mode (producers may use transaction mode)", e.Reason)
 }
 
+// answerWithin is how long an answer is waited for where nothing else bounds that:
+// a lease, or a lock's time. A host that is gone answers nothing, also not that it is
+// gone, and what a pool has idle may be of such a one, though the next primary is
+// there: the operating system would wait for a quarter of an hour. A variable only for
+// tests.
+var answerWithin = 10 * time.Second
+
 // dial takes a connection out of the pool for good: whoever holds it must know
 // when it breaks, and a pool would hide that.
 func dial(ctx context.Context, pool *pgxpool.Pool, settings string) (*pgx.Conn, error) {
-	c, err := pool.Acquire(ctx)
+	bound, cancel := context.WithTimeout(ctx, answerWithin)
+	defer cancel()
+	c, err := pool.Acquire(bound)
 	if err != nil {
+		if ctx.Err() == nil && errors.Is(bound.Err(), context.DeadlineExceeded) {
+			err = fmt.Errorf("the pool gave no connection for %v: the database does not answer, or the pool is too small: %w", answerWithin, err)
+		}
 		return nil, fmt.Errorf("relay: connect: %w", err)
 	}
 	conn := c.Hijack()
 	if settings == "" {
 		return conn, nil
 	}
-	if _, err := conn.Exec(ctx, settings); err != nil {
+	if _, err := conn.Exec(bound, settings); err != nil {
 		hangUp(conn)
 		return nil, fmt.Errorf("relay: prepare the connection: %w", err)
 	}

@@ -134,7 +134,9 @@ func (b *brake) run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		}
-		p, err := ReadPause(ctx, b.pool, b.name)
+		asked, cancel := context.WithTimeout(ctx, b.every)
+		p, err := ReadPause(asked, b.pool, b.name)
+		cancel()
 		switch {
 		case ctx.Err() != nil:
 			return

@@ -44,6 +44,8 @@ func (t *topic) look(ctx context.Context) (d Topic, retired bool, err error) {
 // pin asks for the pinned partition count of a topic, 0 if there is none. With a
 // count it pins that first, unless there is one.
 func (s *session) pin(ctx context.Context, topic string, count *int) (pinned int, retired bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, answerWithin)
+	defer cancel()
 	if err := write(ctx, s.pool, s.sql.topicPin, []any{topic, count}, &pinned, &retired); err != nil {
 		return 0, false, fmt.Errorf("relay: look up the partition count of topic %q: %w", topic, err)
 	}
