@@ -376,6 +376,10 @@ func (r *republisher) send(ctx context.Context, b *Batch) error {
 			timer.Stop()
 			return ctx.Err()
 		}
+		// Relays are paused for the sake of a broker that is in trouble, mostly.
+		if err := r.mayGoOn(ctx); err != nil {
+			return err
+		}
 	}
 }
 

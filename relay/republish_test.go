@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -364,6 +365,29 @@ func TestARepublishEndsWhenTheRelaysArePausedMeanwhile(t *testing.T) {
 	}
 	if n := query[int64](t, pool, "select (detail->>'events')::bigint from fenceline.relay_audit where action = 'republish' order by n desc limit 1"); n != 1 {
 		t.Errorf("on record are %d", n)
+	}
+}
+
+// Also where the broker doesn't acknowledge, which may be why they are paused.
+func TestARepublishEndsWhenTheRelaysArePausedInAnOutage(t *testing.T) {
+	t.Parallel()
+	pool, kafka := fresh(t, "a")
+	p := newProducer(t, pool, "k")
+	p.publish("a", "1", "2")
+	published(t, pool, kafka, "a", "2")
+	var attempts atomic.Int32
+	kafka.answer(func(context.Context, *Batch) error {
+		if attempts.Add(1) > 1 {
+			return nil
+		}
+		if _, err := SetPause(bg, pool, "", true, "me", "the broker is ill"); err != nil {
+			t.Error(err)
+		}
+		return errors.New("no answer")
+	})
+	report, err := Republish(bg, pool, kafka, RepublishConfig{Who: "test", Key: "k", Rate: 1_000_000, lookEvery: time.Nanosecond})
+	if !errors.Is(err, ErrPaused) || report.Events != 0 || attempts.Load() != 1 {
+		t.Errorf("%+v, %v after %d attempts", report, err, attempts.Load())
 	}
 }
 
