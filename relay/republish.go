@@ -78,7 +78,9 @@ type RepublishReport struct {
 	// Events, Markers and Ends are the numbers of events, skip markers and end
 	// records. An event that was skipped counts as its marker does.
 	Events, Markers, Ends int64
-	// LastPos is the pos of the last one; 0 if there was none.
+	// LastPos is the pos up to which everything that was chosen is done, also when
+	// it ends early: whoever goes on behind it leaves nothing out. 0 if there was
+	// nothing, or that can't be said, as of several streams.
 	LastPos int64
 	// Left are the chosen events that were not published again, by reason.
 	Left []Left

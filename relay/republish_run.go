@@ -38,6 +38,7 @@ type republisher struct {
 	report  RepublishReport
 	left    map[string]*Left
 	sent    int64
+	here    map[int64]bool // what of the page is done, by pos
 	// voids are rows whose marker stands in the place of a later row: it is
 	// published there, or in the end if that one isn't chosen.
 	voids []markerPlace
@@ -112,16 +113,32 @@ func (r *republisher) run(ctx context.Context) error {
 		if e != nil {
 			return fmt.Errorf("relay: republish: list topics: %w", e)
 		}
-		for _, topic := range topics {
-			if err = r.stream(ctx, topic); err != nil {
-				break
+		for i, topic := range topics {
+			e := r.stream(ctx, topic)
+			if isEvent(e) {
+				err = lowest(err, e)
+			} else if e != nil {
+				if err != nil || i < len(topics)-1 {
+					r.report.LastPos = 0 // of others not all is done that stands in front
+				}
+				return e
 			}
 		}
 	}
-	if err == nil {
-		err = r.markers(ctx)
+	if err != nil && !isEvent(err) {
+		return err
 	}
-	return err
+	last := err
+	if e := r.markers(ctx); e != nil {
+		last = lowest(err, e)
+	}
+	for _, e := range []error{err, last} {
+		var refused *eventError
+		if errors.As(e, &refused) {
+			r.report.LastPos = min(r.report.LastPos, refused.pos-1)
+		}
+	}
+	return last
 }
 
 // bounds are the first and the last pos that are chosen.
@@ -259,16 +276,8 @@ func (r *republisher) publish(ctx context.Context, page []found) error {
 		b.Records = append(b.Records, rec)
 		weights[b] += x.weight
 	}
-	for _, b := range order {
-		if err := r.pace(ctx, len(b.Records)); err != nil {
-			return err
-		}
-		if err := r.mayGoOn(ctx); err != nil {
-			return err
-		}
-		if err := r.send(ctx, b); err != nil {
-			return err
-		}
+	if err := r.sendAll(ctx, order); err != nil {
+		return err
 	}
 	if r.cfg.Progress != nil {
 		r.cfg.Progress(r.result())
@@ -337,52 +346,6 @@ func (r *republisher) mayGoOn(ctx context.Context) error {
 	return nil
 }
 
-// send makes attempts with the same batch until the broker has said what became
-// of it; one that is refused is split until the event is known.
-func (r *republisher) send(ctx context.Context, b *Batch) error {
-	wait := patience(20*time.Millisecond, 2*time.Second)
-	for {
-		err := r.pub.Produce(ctx, b)
-		var refused *RefusedError
-		var topic *TopicError
-		switch {
-		case err == nil:
-			for i := range b.Records {
-				r.count(&b.Records[i])
-			}
-			r.sent += int64(len(b.Records))
-			return nil
-		case ctx.Err() != nil:
-			return ctx.Err()
-		case errors.As(err, &topic), errors.Is(err, ErrFenced):
-			return fmt.Errorf("relay: republish: %w", err)
-		case errors.As(err, &refused) && len(b.Records) == 1:
-			e := &b.Records[0]
-			return fmt.Errorf("relay: republish: the broker refuses the event at pos %d (topic %q, key %q, epoch %d, seq %d); go on behind it with -from-pos %d: %w", e.Pos, e.Stream, e.Key, e.Epoch, e.Seq, e.Pos+1, err)
-		case errors.As(err, &refused):
-			half := len(b.Records) / 2
-			for _, part := range [][]outbox.Record{b.Records[:half], b.Records[half:]} {
-				if err := r.send(ctx, &Batch{Topic: b.Topic, Partition: b.Partition, Records: part}); err != nil {
-					return err
-				}
-			}
-			return nil
-		}
-		r.cfg.Logger.Warn("broker does not acknowledge, trying again", "topic", b.Topic, "partition", b.Partition, "error", err)
-		timer := time.NewTimer(wait.NextBackOff())
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-			return ctx.Err()
-		}
-		// Relays are paused for the sake of a broker that is in trouble, mostly.
-		if err := r.mayGoOn(ctx); err != nil {
-			return err
-		}
-	}
-}
-
 func (r *republisher) count(e *outbox.Record) {
 	switch e.Kind {
 	case outbox.KindSkip:
@@ -393,6 +356,9 @@ func (r *republisher) count(e *outbox.Record) {
 		r.report.Events++
 	}
 	r.report.LastPos = max(r.report.LastPos, e.Pos)
+	if r.here != nil {
+		r.here[e.Pos] = true
+	}
 }
 
 func (r *republisher) leave(why string, pos int64) {
