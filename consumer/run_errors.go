@@ -52,7 +52,7 @@ func passing(err error, lost bool) bool {
 		case "53400": // a limit that is configured (temp_file_limit): it is the statement that exceeds it
 			return false
 		}
-		switch pg.Code[:2] {
+		switch pg.Code[:min(2, len(pg.Code))] { // who stands between may send none
 		case "08", // connection
 			"53", // disk full, out of memory, too many connections
 			"58": // I/O error

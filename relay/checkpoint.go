@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -236,9 +237,9 @@ func fatal(err error) bool {
 	switch {
 	case pg.Code == "FL003": // another instance holds the lease
 		return false
-	case len(pg.Code) == 5 && pg.Code[:2] == "FL": // another history among them
+	case strings.HasPrefix(pg.Code, "FL"): // another history among them
 		return true
-	case pg.Code[:2] == "42", pg.Code == "3F000": // a right is missing, or the schema isn't there any more
+	case strings.HasPrefix(pg.Code, "42"), pg.Code == "3F000": // a right is missing, or the schema isn't there any more
 		return true
 	}
 	return false
