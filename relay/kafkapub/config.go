@@ -38,7 +38,8 @@ type Config struct {
 	// Defaults to 10 s.
 	MetadataTTL time.Duration
 
-	// MaxBatchBytes is the largest batch, in bytes as encoded, that is sent. A
+	// MaxBatchBytes is the largest batch, in bytes as encoded, that is sent, by
+	// itself or with others in one request, which are no larger together. A
 	// larger one is refused without asking the broker. It is no tuning knob:
 	// a broker doesn't answer a request beyond its socket.request.max.bytes (by
 	// default 100 MiB) but ends the connection, which looks like an outage and

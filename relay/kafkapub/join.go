@@ -57,6 +57,7 @@ type joiner struct {
 	timeout time.Duration // of a request
 	every   time.Duration // between two looks at who leads what
 	wait    time.Duration // joinWait; tests have another
+	most    int           // maxJoined, or what one batch may have if that is less
 
 	// turn is held by who looks at the leaders.
 	turn       chan struct{}
@@ -86,7 +87,7 @@ type waiting struct {
 
 func newJoiner(life context.Context, r *route, topic string, c *Config) *joiner {
 	return &joiner{route: r, topic: topic, life: life, timeout: c.Timeout, every: c.MetadataTTL, wait: joinWait,
-		turn: make(chan struct{}, 1), desks: make(map[int]*desk)}
+		most: min(maxJoined, c.MaxBatchBytes), turn: make(chan struct{}, 1), desks: make(map[int]*desk)}
 }
 
 // produce sends a batch, and returns when it is answered or ctx has ended.
@@ -186,7 +187,7 @@ func (j *joiner) take(d *desk) (group []*waiting) {
 	defer j.mu.Unlock()
 	n, bytes := 0, 0
 	for ; n < len(d.waiting); n++ {
-		if bytes += len(d.waiting[n].buf); n > 0 && bytes > maxJoined {
+		if bytes += len(d.waiting[n].buf); n > 0 && bytes > j.most {
 			break
 		}
 	}

@@ -338,6 +338,21 @@ func TestALaneWhoseLastAttemptFailedGoesAlone(t *testing.T) {
 	}
 }
 
+// A broker ends the connection over a request that is larger than it takes.
+func TestASharedRequestIsNoLargerThanABatchMayBe(t *testing.T) {
+	t.Parallel()
+	for most, want := range map[int]int{0: 4, 1000: 1, 1300: 2} {
+		p := open(t, []string{"127.0.0.1:9092"}, func(c *Config) { c.MaxBatchBytes = most })
+		d := &desk{sending: 1}
+		for i := range 4 {
+			d.waiting = append(d.waiting, &waiting{partition: i, buf: make([]byte, 600)})
+		}
+		if group := p.lane("wide", 0).joiner.take(d); len(group) != want {
+			t.Errorf("with batches of at most %d bytes, %d of 600 go together, want %d", most, len(group), want)
+		}
+	}
+}
+
 func TestCloseEndsASharedRequestAndThoseWhoWait(t *testing.T) {
 	t.Parallel()
 	c := newCrowd(t, time.Minute, kfake.NumBrokers(1))
