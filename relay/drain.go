@@ -35,9 +35,9 @@ type Drained struct {
 // publish.
 //
 // What the broker refuses it does not wait for: see [Drained]. A held stream of
-// which an operator has asked a retry or a skip is taken care of. A topic that is
-// refused has Config.Grace to prove usable. It returns ErrPaused if the relays
-// are paused, and the error of ctx if that ends first.
+// which an operator has asked a retry or a skip is taken care of, and so is one whose
+// topic is retired. A topic that is refused has Config.Grace to prove usable. It
+// returns ErrPaused if the relays are paused, and the error of ctx if that ends first.
 func Drain(ctx context.Context, pool *pgxpool.Pool, publisher Publisher, cfg Config) (Drained, error) {
 	if err := cfg.Validate(); err != nil {
 		return Drained{}, err
@@ -153,10 +153,12 @@ func (l left) nothing() bool { return !l.flows }
 //
 // A held stream of which an operator has asked something is waited for until it is
 // given back, or held once more: where only drains run, nobody else would do it.
-// One of a topic with a fork waits for that.
+// One of a topic with a fork waits for that. That a topic is retired asks for the
+// verdict on all of its held streams, and its forks end by themselves.
 const leftSQL = `
 select exists (
-    select from @schema@.relay_held h where h.state <> 'held' and not exists (select from @schema@.relay_fork f where f.topic = h.topic))
+    select from @schema@.relay_held h where h.state <> 'held' and not exists (select from @schema@.relay_fork f where f.topic = h.topic)
+      or exists (select from @schema@.relay_topic t where t.topic = h.topic and t.retired_at is not null))
   or exists (
     select from @schema@._relay_cursor c cross join lateral (
       (select 1 from pg_snapshot_xip(c.s1) x cross join lateral (

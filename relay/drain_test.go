@@ -105,6 +105,31 @@ func TestDrainDoesWhatAnOperatorHasAskedOfAHeldStream(t *testing.T) {
 	firsts(t, kafka.logs["a"])
 }
 
+// Nothing else of the topic waits, and only drains run.
+func TestDrainGivesTheHeldStreamsOfARetiredTopicTheirVerdict(t *testing.T) {
+	t.Parallel()
+	pool, kafka := fresh(t, "gone")
+	newProducer(t, pool, "k").publish("gone", "poison", "2")
+	kafka.answer(refusing("poison"))
+	cfg := quick()
+	if d, err := Drain(bg, pool, kafka, cfg); err != nil || d.Held != 1 {
+		t.Fatalf("%+v, %v; want one held", d, err)
+	}
+	kafka.remove("gone")
+	r := startRelay(t, pool, kafka, cfg)
+	eventually(t, "the topic is refused", func() bool { return query[int](t, pool, "select count(*) from fenceline.relay_fork") == 1 })
+	r.end()
+	if _, err := operator(t, pool).RetireTopic(bg, "gone", By{Who: "me"}); err != nil {
+		t.Fatal(err)
+	}
+	if d, err := Drain(bg, pool, kafka, cfg); err != nil || d.Held != 0 {
+		t.Errorf("%+v, %v; want none held", d, err)
+	}
+	if n := query[int](t, pool, "select count(*) from fenceline.outbox where verdict = 'retired'"); n != 2 {
+		t.Errorf("%d events have their verdict, want 2", n)
+	}
+}
+
 func TestDrainWaitsForWhatAnotherRelayPublishes(t *testing.T) {
 	t.Parallel()
 	pool, kafka := fresh(t, "a")
