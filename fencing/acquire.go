@@ -151,6 +151,9 @@ func (c LeaseConfig) validate() error {
 // The lease is renewed in the background until Release. Its context ends
 // before anybody else can have it.
 //
+// A database that does not answer for LeaseConfig.Wait and 5 s is taken for gone,
+// with the connection, and asked once more.
+//
 // Errors: [*HeldError] if somebody has it, [*BlockedError] if a commit of the
 // previous holder is in progress, [*RefusedError] matching ErrClosed,
 // ErrHistory, ErrOwner, [*InvalidError], or the database's.
@@ -194,13 +197,17 @@ func (f *Fences) acquireOnce(ctx context.Context, key string, cfg LeaseConfig, a
 		remaining    time.Duration
 		reserved     bool
 	)
-	err := f.wait(ctx, func(row pgx.Row) error {
+	limit := cfg.Wait + silence
+	err := f.wait(ctx, limit, func(row pgx.Row) error {
 		return row.Scan(&won, &epoch, &token, &holder, &expires, &remaining, &reserved)
 	},
 		f.sql.acquire, key, cfg.Holder, cfg.TTL, cfg.Attempt, cfg.Wait, cfg.Own, again)
 	if err != nil {
 		if t := translate(err); t != err {
 			return nil, t
+		}
+		if ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded) {
+			return nil, fmt.Errorf("fencing: acquire %q: no answer, or no connection, for %v: %w", key, limit, err)
 		}
 		return nil, fmt.Errorf("fencing: acquire %q: %w", key, err)
 	}

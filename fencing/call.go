@@ -2,6 +2,7 @@ package fencing
 
 import (
 	"context"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -10,16 +11,21 @@ import (
 // round trip: whatever isolation the pool's connections begin with, the
 // functions need this one.
 func (f *Fences) query(ctx context.Context, read func(pgx.Rows) error, sql string, args ...any) error {
-	return f.queryBehind(ctx, nil, read, sql, args...)
+	return f.queryBehind(ctx, 0, nil, read, sql, args...)
 }
 
-// queryBehind is query for a statement that needs settings of its own.
-func (f *Fences) queryBehind(ctx context.Context, settings []string, read func(pgx.Rows) error, sql string, args ...any) error {
-	conn, err := f.connection(ctx)
+// queryBehind is query for a statement that needs settings of its own. limit, where
+// it isn't 0, is how long is waited for a connection, and then for the answer.
+func (f *Fences) queryBehind(ctx context.Context, limit time.Duration, settings []string, read func(pgx.Rows) error, sql string, args ...any) error {
+	taking, taken := within(ctx, limit)
+	conn, err := f.connection(taking) // which asks one that was idle whether it lives
+	taken()
 	if err != nil {
 		return err
 	}
 	defer conn.Release()
+	ctx, done := within(ctx, limit)
+	defer done()
 	b := &pgx.Batch{}
 	b.Queue(f.sql.begin)
 	for _, set := range settings {
@@ -46,8 +52,20 @@ func (f *Fences) call(ctx context.Context, read func(pgx.Row) error, sql string,
 const patientSQL = "set local statement_timeout = 0"
 
 // wait is call for a function that waits for others, and bounds that itself.
-func (f *Fences) wait(ctx context.Context, read func(pgx.Row) error, sql string, args ...any) error {
-	return f.queryBehind(ctx, []string{patientSQL}, oneRow(read), sql, args...)
+func (f *Fences) wait(ctx context.Context, limit time.Duration, read func(pgx.Row) error, sql string, args ...any) error {
+	return f.queryBehind(ctx, limit, []string{patientSQL}, oneRow(read), sql, args...)
+}
+
+// silence is how much longer than the function that was called may wait its answer
+// is waited for. A server whose host is gone answers nothing, also not that it is
+// gone; the operating system would wait for it for a quarter of an hour.
+const silence = 5 * time.Second
+
+func within(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
+	if limit == 0 {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, limit)
 }
 
 func oneRow(read func(pgx.Row) error) func(pgx.Rows) error {

@@ -182,8 +182,11 @@ func (f *Fences) commitCompany(ctx context.Context, conn *pgxpool.Conn, members 
 // those before it have written: in a transaction of its own it would, since the fence
 // lets nobody in before COMMIT. Left until then, a queued write would come behind
 // what the next callback has made of the rows as they were. Events and the result
-// wait: no login can tell.
+// wait: no login can tell. It takes no longer than COMMIT may, in which it would
+// have gone along.
 func (s *session) flush(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, s.f.cfg.CommitTimeout)
+	defer cancel()
 	b := &pgx.Batch{}
 	var ended error
 	s.queued = slices.DeleteFunc(s.queued, func(q statement) bool {

@@ -22,10 +22,11 @@ import (
 // again, so that a holder that comes back at once does not win for ever. After a
 // holder that died, whoever asks first wins.
 //
-// It goes on through lost connections and failovers, and returns what asking
-// again can't change: [*RefusedError] matching ErrClosed, ErrHistory, ErrOwner,
-// [*InvalidError], missing rights. When ctx ends the error matches its cause,
-// and ErrHeld, saying by whom, if that was the last answer.
+// It goes on through lost connections and failovers, also where a server is gone
+// and nobody says so (see Acquire), and returns what asking again can't change:
+// [*RefusedError] matching ErrClosed, ErrHistory, ErrOwner, [*InvalidError],
+// missing rights. When ctx ends the error matches its cause, and ErrHeld, saying by
+// whom, if that was the last answer.
 func (f *Fences) Campaign(ctx context.Context, key string, cfg LeaseConfig) (*Lease, error) {
 	cfg = cfg.withDefaults(f.cfg) // one attempt throughout: an answer that was lost is given again
 	if err := errors.Join(validateKey(key), f.notInside(ctx, "campaign for", key)); err != nil {

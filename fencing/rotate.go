@@ -118,9 +118,9 @@ func (l *Lease) askRotation(old Position) (Position, error) {
 			return Position{}, fmt.Errorf("fencing: rotate the token of %q: %w", old.Key, context.Cause(l.ctx))
 		}
 		// Not ended by the lease's context: a Release must know what it was.
-		ctx, cancel := context.WithTimeout(context.Background(), l.cfg.Wait+5*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), l.cfg.Wait+silence)
 		fresh := Position{Key: old.Key}
-		err := l.f.wait(ctx, func(row pgx.Row) error { return row.Scan(&fresh.Epoch, &fresh.Token) }, l.f.sql.rotate, old.Key, old.Epoch, old.Token, id, l.cfg.Wait)
+		err := l.f.wait(ctx, 0, func(row pgx.Row) error { return row.Scan(&fresh.Epoch, &fresh.Token) }, l.f.sql.rotate, old.Key, old.Epoch, old.Token, id, l.cfg.Wait)
 		cancel()
 		if err == nil {
 			return fresh, nil
