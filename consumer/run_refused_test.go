@@ -90,6 +90,25 @@ func TestARightThatTheHandlerLacksEndsRunAndIsBlamedOnNoEvent(t *testing.T) {
 	}
 }
 
+// COMMIT is where a deferred trigger runs, with the handler's rights.
+func TestARightThatADeferredTriggerLacksEndsRunAndIsBlamedOnNoEvent(t *testing.T) {
+	for _, policy := range []consumer.Policy{consumer.Strict, consumer.State} {
+		t.Run(string(policy), func(t *testing.T) {
+			b := newBench(t)
+			pool, _ := b.login()
+			b.exec("create table journal (key text)")
+			b.exec("create function journal() returns trigger language plpgsql as $$ begin insert into journal values (new.key); return null; end $$")
+			b.exec("create constraint trigger journal after insert on applied deferrable initially deferred for each row execute function journal()")
+			log := newMemory("t")
+			log.publish(events("t", "a", 1, 3)...)
+			cfg := b.config()
+			cfg.Policy = policy
+			b.refused(b.runAs(pool, log.source(), cfg, b.apply("x")), "grant this login")
+			b.want("")
+		})
+	}
+}
+
 func TestARowThatAPolicyOfTheTableRefusesIsTheEventsOwnFailure(t *testing.T) {
 	b := newBench(t)
 	pool, name := b.login()

@@ -212,7 +212,7 @@ func (p *partition) inBatch(work func(ctx context.Context, tx pgx.Tx, last *last
 	switch {
 	case err == nil:
 		return nil
-	case committing:
+	case committing && refusedStatement(err) == nil: // else it is a deferred trigger's statement, which no event's fault is either
 		return &txError{err: fmt.Errorf("consumer: commit: %w", err), lost: lost, begun: true, handled: end.handled, sole: end.sole}
 	case !tx.begun && (tx.asked || !errors.As(err, &pg) || endsSession(pg)):
 		// (Before it is asked, statements are prepared: that one can't be is not for
