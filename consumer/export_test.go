@@ -30,6 +30,14 @@ func CutAtOnce() (restore func()) {
 	return func() { wholeDrain = was }
 }
 
+// TryLettersAgainAtOnce has a dead letter that was put aside tried again as soon as
+// nothing else is left, and gives the function that sets it back.
+func TryLettersAgainAtOnce() (restore func()) {
+	was := asideFor
+	asideFor = 0
+	return func() { asideFor = was }
+}
+
 // Defaults is a configuration with every default filled in.
 func Defaults() (Config, error) {
 	c := Config{Name: "x"}

@@ -28,15 +28,24 @@ type DeadLetter struct {
 
 // DeadLetterSink publishes dead letters to a topic and returns when all of them
 // are acknowledged. A letter may come more than once: the transaction that
-// notes that it was published can fail. The table stays what counts; nothing is
-// ever read back from the topic.
+// notes that it was published can fail, and so can the sink at another letter. The
+// table stays what counts; nothing is ever read back from the topic.
+//
+// Where it answers an error, [Run] hands fewer at once to it, and goes on with the
+// others when it has refused a letter that it was given alone; that one is tried
+// again later.
 type DeadLetterSink func(ctx context.Context, letters []DeadLetter) error
 
 // ForwardDead hands up to limit dead letters, oldest first, that were not handed
 // out before to sink, and notes that they were. Several members may do so at
 // the same time. If it returns limit there may be more.
 func (g *Guard) ForwardDead(ctx context.Context, tx pgx.Tx, limit int, sink DeadLetterSink) (int, error) {
-	rows, err := tx.Query(ctx, g.sql.forwardable, g.cfg.Consumer, limit)
+	return g.forwardDead(ctx, tx, limit, positions{}, sink)
+}
+
+// forwardDead passes over those that are put aside.
+func (g *Guard) forwardDead(ctx context.Context, tx pgx.Tx, limit int, aside positions, sink DeadLetterSink) (int, error) {
+	rows, err := tx.Query(ctx, g.sql.forwardable, g.cfg.Consumer, limit, aside.streams, aside.keys, aside.epochs, aside.seqs)
 	if err != nil {
 		return 0, fmt.Errorf("consumer: reading dead letters: %w", err)
 	}
@@ -59,13 +68,11 @@ func (g *Guard) ForwardDead(ctx context.Context, tx pgx.Tx, limit int, sink Dead
 	if err := sink(ctx, letters); err != nil {
 		return 0, fmt.Errorf("consumer: publishing %d dead letters: %w", len(letters), err)
 	}
-	var ss, ks []string
-	var es, qs []int64
+	var done positions
 	for i := range letters {
-		l := &letters[i]
-		ss, ks, es, qs = append(ss, l.Stream), append(ks, l.Key), append(es, l.Epoch), append(qs, l.Seq)
+		done.add(letters[i].Position)
 	}
-	if _, err := tx.Exec(ctx, g.sql.forwarded, g.cfg.Consumer, ss, ks, es, qs); err != nil {
+	if _, err := tx.Exec(ctx, g.sql.forwarded, g.cfg.Consumer, done.streams, done.keys, done.epochs, done.seqs); err != nil {
 		return 0, fmt.Errorf("consumer: noting that dead letters were published: %w", err)
 	}
 	return len(letters), nil
@@ -79,10 +86,12 @@ func newLetterStatements(x func(string) string) letterStatements {
 		// is being tried again is left alone until that is decided.
 		forwardable: x(`
 select stream, key, epoch, seq, kind, topic, partition, kafka_offset, headers, kafka_key, value, timestamp_ms, error, attempts, died_at
-  from @schema@.dead
+  from @schema@.dead d
  where consumer = $1 and forwarded_at is null and discarded_at is null and erased_at is null
+   and not exists (select from unnest($3::text[], $4::text[], $5::int8[], $6::int8[]) as a(stream, key, epoch, seq)
+                    where a.stream = d.stream and a.key = d.key and a.epoch = d.epoch and a.seq = d.seq)
  order by died_at limit $2
-   for no key update skip locked`),
+   for no key update of d skip locked`),
 		forwarded: x(`
 update @schema@.dead d set forwarded_at = clock_timestamp()
   from unnest($2::text[], $3::text[], $4::int8[], $5::int8[]) as t(stream, key, epoch, seq)

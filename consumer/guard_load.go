@@ -310,14 +310,18 @@ type positions struct {
 	epochs, seqs  []int64
 }
 
+func (ps *positions) add(at Position) {
+	ps.streams, ps.keys = append(ps.streams, at.Stream), append(ps.keys, at.Key)
+	ps.epochs, ps.seqs = append(ps.epochs, at.Epoch), append(ps.seqs, at.Seq)
+}
+
 func (b *batch) statePositions(ds []Delivery) (ps positions) {
 	for i := range ds {
 		d := &ds[i]
 		if d.Malformed != nil || b.g.check(d) != nil || b.stream(d.Stream).Policy != State {
 			continue
 		}
-		ps.streams, ps.keys = append(ps.streams, d.Stream), append(ps.keys, d.Key)
-		ps.epochs, ps.seqs = append(ps.epochs, d.Epoch), append(ps.seqs, d.Seq)
+		ps.add(d.Position())
 	}
 	return ps
 }

@@ -21,8 +21,6 @@ const (
 	pendingPage = 100
 	// overdueMost is how many streams that stand are told apart at most.
 	overdueMost = 10_000
-	// lettersPage is how many dead letters are handed out at once.
-	lettersPage = 100
 )
 
 // pin compares the number of partitions with what this consumer has read
@@ -158,61 +156,4 @@ func (p *poller) forget(reading context.Context) error {
 	}
 	p.forgot = time.Now()
 	return nil
-}
-
-// letters hands dead letters out, in a goroutine of its own: whoever takes them
-// may be away for long.
-func (p *partition) letters(reading context.Context) error {
-	if p.cfg.DeadLetters == nil {
-		return nil
-	}
-	sink := func(ctx context.Context, letters []DeadLetter) (err error) {
-		ctx, cancel := context.WithTimeout(ctx, p.cfg.HandlerTimeout)
-		defer cancel()
-		defer func() {
-			if v := recover(); v != nil {
-				err = &sinkError{fmt.Errorf("it panicked: %v", v)}
-			}
-		}()
-		if err := p.cfg.DeadLetters(ctx, letters); err != nil {
-			return &sinkError{err}
-		}
-		return nil
-	}
-	round := poller{partition: p}
-	for reading.Err() == nil {
-		for n := lettersPage; n == lettersPage && reading.Err() == nil; {
-			err := p.inTx(func(ctx context.Context, tx pgx.Tx, _ *last) (err error) {
-				n, err = p.guard.ForwardDead(ctx, tx, lettersPage, sink)
-				return err
-			})
-			if err != nil {
-				n = 0
-				if err := round.tell("dead letters were not handed out, trying again", err); err != nil {
-					return err
-				}
-			}
-		}
-		select {
-		case <-reading.Done():
-		case <-p.poked:
-		case <-time.After(p.cfg.PollInterval):
-		}
-	}
-	return nil
-}
-
-// sinkError is Config.DeadLetters' own, which passes: the letters stay in their
-// table.
-type sinkError struct{ err error }
-
-func (e *sinkError) Error() string { return e.err.Error() }
-func (e *sinkError) Unwrap() error { return e.err }
-
-// pokeLetters says that there may be a dead letter.
-func (r *runner) pokeLetters() {
-	select {
-	case r.poked <- struct{}{}:
-	default:
-	}
 }
