@@ -9,10 +9,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
-
-	"github.com/fenceline/fenceline/internal/sqltext"
-	"github.com/fenceline/fenceline/internal/unsent"
 )
 
 // HandlerTimeoutError says that a handler took longer than
@@ -63,10 +59,10 @@ type bounded struct {
 func (b bounded) Handle(ctx context.Context, tx pgx.Tx, d Delivery) (err error) {
 	hctx, cancel := context.WithTimeout(ctx, b.timeout)
 	defer cancel()
-	if own, is := tx.(*ownTx); is {
-		tx = own.Tx // it has a bound of its own
-	}
 	lent := &lentTx{Tx: tx}
+	if own, is := tx.(*ownTx); is {
+		lent.Tx, lent.own = own.Tx, own // it has a bound of its own
+	}
 	returned := false
 	defer func() {
 		if returned {
@@ -95,54 +91,4 @@ func (b bounded) Handle(ctx context.Context, tx pgx.Tx, d Delivery) (err error) 
 		return Reject(fmt.Errorf("%w (it sent %.60q)", ErrNotYours, lent.tried))
 	}
 	return err
-}
-
-// lentTx is the transaction as a handler sees it. Savepoints are allowed. A
-// statement that would end the transaction is refused before it is sent: what it
-// had committed could not be taken back. What gets past this (a function's own, a
-// statement on Conn) is found at the end of the batch, by the transaction's mark.
-type lentTx struct {
-	pgx.Tx
-	tried string // the statement that would have ended it
-}
-
-func (l *lentTx) Commit(context.Context) error   { l.tried = "commit"; return ErrNotYours }
-func (l *lentTx) Rollback(context.Context) error { l.tried = "rollback"; return ErrNotYours }
-
-func (l *lentTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
-	if err := l.check(sql); err != nil {
-		return pgconn.CommandTag{}, err
-	}
-	return l.Tx.Exec(ctx, sql, args...)
-}
-
-func (l *lentTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	if err := l.check(sql); err != nil {
-		return unsent.Rows{Error: err}, err
-	}
-	return l.Tx.Query(ctx, sql, args...)
-}
-
-func (l *lentTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	if err := l.check(sql); err != nil {
-		return unsent.Rows{Error: err}
-	}
-	return l.Tx.QueryRow(ctx, sql, args...)
-}
-
-func (l *lentTx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
-	for _, q := range b.QueuedQueries {
-		if err := l.check(q.SQL); err != nil {
-			return pgx.FailedBatchResults(b, err)
-		}
-	}
-	return l.Tx.SendBatch(ctx, b)
-}
-
-func (l *lentTx) check(sql string) error {
-	if !sqltext.EndsTransaction(sql) {
-		return nil
-	}
-	l.tried = sql
-	return ErrNotYours
 }

@@ -65,6 +65,9 @@ type ownTx struct {
 	patience time.Duration // of waiting for an answer
 	asked    bool          // the server has answered BEGIN
 	begun    bool          // it has begun
+	ended    bool          // it has committed
+	over     atomic.Bool   // nobody may use it any more
+	kept     bool          // a handler was given what only pgx can end
 }
 
 func (t *ownTx) send(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
@@ -89,15 +92,21 @@ func (t *ownTx) send(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
 	return results
 }
 
-// notSent is what pgx's own Commit would send. It is called to have what was kept
-// of the transaction answer pgx.ErrTxClosed, when COMMIT was sent already, and with
-// a context that is over. (COMMIT itself would be prepared anew after each of these.)
+// notSent is what pgx's own Commit would send. It is called to have large objects
+// that were kept answer pgx.ErrTxClosed, when COMMIT was sent already, and with a
+// context that is over. (COMMIT itself would be prepared anew after each of these.)
+// A tracer of the pool's takes it for a statement that has failed, so it is called
+// only where it must be.
 const notSent = "select"
 
 func (t *ownTx) closed(ctx context.Context) {
-	over, cancel := context.WithCancel(ctx)
-	cancel()
-	_ = t.Tx.Commit(over)
+	t.ended = true
+	t.over.Store(true)
+	if t.kept {
+		over, cancel := context.WithCancel(ctx)
+		cancel()
+		_ = t.Tx.Commit(over)
+	}
 }
 
 // begin begins it at once, for work that doesn't send a batch first.
@@ -105,8 +114,9 @@ func (t *ownTx) begin(ctx context.Context) error { return t.SendBatch(ctx, &pgx.
 
 // end gives the connection back, with no transaction open.
 func (t *ownTx) end(ctx context.Context) {
-	if t.Tx != nil {
-		_ = t.Rollback(ctx) // which says ErrTxClosed behind a commit
+	t.over.Store(true)
+	if t.Tx != nil && !t.ended {
+		_ = t.Rollback(ctx)
 	}
 	t.conn.Release()
 }

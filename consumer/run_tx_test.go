@@ -3,10 +3,13 @@ package consumer_test
 import (
 	"context"
 	"errors"
+	"fmt"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fenceline/fenceline/consumer"
 )
@@ -61,6 +64,51 @@ func TestATransactionThatAHandlerHasKeptIsOver(t *testing.T) {
 	}
 	log.publish(event("t", "a", 3))
 	b.eventually("the consumer goes on", func() bool { return b.seen.count(consumer.Applied) == 3 })
+}
+
+// failures is a tracer that notes what has failed.
+type failures struct {
+	mu  sync.Mutex
+	all []string
+}
+
+type tracedSQL struct{}
+
+func (f *failures) TraceQueryStart(ctx context.Context, _ *pgx.Conn, q pgx.TraceQueryStartData) context.Context {
+	return context.WithValue(ctx, tracedSQL{}, q.SQL)
+}
+
+func (f *failures) TraceQueryEnd(ctx context.Context, _ *pgx.Conn, q pgx.TraceQueryEndData) {
+	if q.Err != nil {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.all = append(f.all, fmt.Sprintf("%v: %v", ctx.Value(tracedSQL{}), q.Err))
+	}
+}
+
+// Who traces or logs the pool's statements would see an error for each batch.
+func TestATracerOfThePoolsIsToldOfNoFailureWhereThereIsNone(t *testing.T) {
+	b := newBench(t)
+	cfg := b.pool.Config()
+	var failed failures
+	cfg.ConnConfig.Tracer = &failed
+	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	b.pool = pool
+	log := newMemory("t")
+	log.publish(event("t", "a", 1), event("t", "a", 3))
+	b.upTo(log, b.config(), 2)
+	log.publish(event("t", "a", 2))
+	b.upTo(log, b.config(), 3)
+	b.want("", effects("a", 1, 3)...)
+	failed.mu.Lock()
+	defer failed.mu.Unlock()
+	if len(failed.all) > 0 {
+		t.Errorf("%d statements have failed, the first one: %s", len(failed.all), failed.all[0])
+	}
 }
 
 // A batch of many guards takes the way with a look in between.
