@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/fenceline/fenceline/internal/dbcheck"
 	"github.com/fenceline/fenceline/internal/schema"
 )
 
@@ -73,6 +74,9 @@ func NewOperator(ctx context.Context, pool *pgxpool.Pool, cfg OperatorConfig) (*
 		return nil, err
 	}
 	if err := schema.Check(ctx, pool, g.cfg.Schema, schema.Consumer); err != nil {
+		return nil, fmt.Errorf("consumer: %w", err)
+	}
+	if err := dbcheck.Encoding(ctx, pool); err != nil {
 		return nil, fmt.Errorf("consumer: %w", err)
 	}
 	return &Operator{pool, g, newOperatorStatements(g.cfg.Schema)}, nil

@@ -3,6 +3,7 @@ package consumer
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/fenceline/fenceline/internal/dbcheck"
 	"github.com/fenceline/fenceline/internal/schema"
 )
 
@@ -49,7 +51,7 @@ func Run(ctx context.Context, pool *pgxpool.Pool, source Source, cfg Config, h H
 	if err := errors.Join(append(missing, cfg.check())...); err != nil {
 		return err
 	}
-	if err := schema.Check(ctx, pool, cfg.Schema, schema.Consumer); err != nil {
+	if err := checkDatabase(ctx, pool, cfg.Schema); err != nil {
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -72,6 +74,19 @@ func Run(ctx context.Context, pool *pgxpool.Pool, source Source, cfg Config, h H
 		}
 		gen.Release()
 	}
+}
+
+// checkDatabase refuses a schema that doesn't fit, and a session that would store
+// keys as others: two members, or one before and after the setting was changed, would
+// have a guard each for the same key, and apply an event twice.
+func checkDatabase(ctx context.Context, pool *pgxpool.Pool, name string) error {
+	if err := schema.Check(ctx, pool, name, schema.Consumer); err != nil {
+		return err
+	}
+	if err := dbcheck.Encoding(ctx, pool); err != nil {
+		return fmt.Errorf("consumer: %w", err)
+	}
+	return nil
 }
 
 func (c *Config) logger() *slog.Logger {

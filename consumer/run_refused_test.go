@@ -127,3 +127,20 @@ func TestARowThatAPolicyOfTheTableRefusesIsTheEventsOwnFailure(t *testing.T) {
 	default:
 	}
 }
+
+// Two members of different logins would have a guard each for the same key.
+func TestALoginWhoseSessionsWouldStoreKeysAsOthersIsRefused(t *testing.T) {
+	b := newBench(t)
+	pool, name := b.login()
+	b.exec("alter role " + name + " set client_encoding = 'LATIN1'")
+	pool.Reset()
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	run := consumer.Run(ctx, pool, newMemory("t").source(), b.config(), b.apply("x"))
+	_, operate := consumer.NewOperator(ctx, pool, consumer.OperatorConfig{Consumer: "test"})
+	for what, err := range map[string]error{"Run": run, "NewOperator": operate} {
+		if err == nil || !strings.Contains(err.Error(), "client_encoding of the session is LATIN1") || !strings.Contains(err.Error(), "alter role") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -55,16 +54,37 @@ func Session(ctx context.Context, q schema.Querier) error {
 		return &Problem{"the database encoding", server,
 			"keys beyond ASCII would be others to the database than to the programs, and their events could never be published; use a database that was created with encoding 'UTF8'"}
 	}
-	// Without a conversion (SQL_ASCII) the server takes UTF-8 as it is, if it has that.
-	if client != "UTF8" && (client != "SQL_ASCII" || !slices.Contains([]string{"UTF8", "SQL_ASCII"}, server)) {
-		return &Problem{"client_encoding of the session", client,
-			"a key or subject that is not ASCII would be stored as another one, with a fence of its own; set it to UTF8 for the login (alter role … set client_encoding = 'UTF8'), or in the connection string"}
+	if p := encoding(client, server); p != nil {
+		return p
 	}
 	if strings != "on" {
 		return &Problem{"standard_conforming_strings of the session", strings,
 			"the functions of the schema would read their own texts in another way than they were written, and find no partition of the outbox; set it to on for the login (alter role … set standard_conforming_strings = on)"}
 	}
 	return nil
+}
+
+// Encoding looks at that alone of a session in which keys would be others: for a
+// database that no program but its own looks for keys in.
+func Encoding(ctx context.Context, q schema.Querier) error {
+	var client, server string
+	if err := q.QueryRow(ctx, "select current_setting('client_encoding'), current_setting('server_encoding')").Scan(&client, &server); err != nil {
+		return fmt.Errorf("look at the session's encoding: %w", err)
+	}
+	if p := encoding(client, server); p != nil {
+		return p
+	}
+	return nil
+}
+
+func encoding(client, server string) *Problem {
+	// Without a conversion the server takes UTF-8 as it is, if it has that, or looks
+	// at bytes alone.
+	if client == "UTF8" || client == server || client == "SQL_ASCII" && server == "UTF8" {
+		return nil
+	}
+	return &Problem{"client_encoding of the session", client,
+		"a key or subject that is not ASCII would be stored as another one, with a fence or guard of its own; set it to UTF8 for the login (alter role … set client_encoding = 'UTF8'), or in the connection string"}
 }
 
 func style(name, have, want string) *Problem {
