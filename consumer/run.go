@@ -166,7 +166,9 @@ func (r *runner) generation(ctx context.Context, gen Generation) error {
 		stop(err)
 	}
 	for _, run := range []func(*partition, context.Context) error{(*partition).poll, (*partition).letters} {
-		start(on(Assignment{}, r.log), run)
+		p := on(Assignment{}, r.log)
+		p.inTurn = true
+		start(p, run)
 	}
 	for _, a := range gen.Assigned() {
 		start(on(a, r.log.With("topic", a.Topic, "partition", a.ID)), (*partition).run)

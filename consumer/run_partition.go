@@ -23,7 +23,8 @@ type partition struct {
 	whole    context.Context // ends when a batch is to be cut behind the event in hand
 	log      *slog.Logger
 
-	fetchBytes int // of one fetch
+	fetchBytes int  // of one fetch
+	inTurn     bool // a stream whose parked events fail for a passing reason has its turn again after the others
 
 	offset int64     // to fetch next
 	end    int64     // the high watermark of the last fetch

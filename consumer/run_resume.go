@@ -58,14 +58,16 @@ func (p *partition) resumeOnce(reading context.Context, key StreamKey, alone *bo
 	handled, sole := whole(err)
 	switch known := errors.As(err, &culprit) && !blurred(err); {
 	case isPassing(err) || errors.As(err, &fatal):
+		more = true
 		switch {
 		case !tookConnection(err):
+			more = !p.inTurn
 		case *alone && sole != nil:
 			p.resumedLost(&HandlerError{Delivery: *sole, Err: err}, err)
 		default:
 			*alone = true // it may be all of them that take too long
 		}
-		return true, p.outage(reading, pause, "parked events were not applied for a passing reason, trying again", err)
+		return more, p.outage(reading, pause, "parked events were not applied for a passing reason, trying again", err)
 	case known:
 		p.resumedFailed(reading, culprit, pause)
 		return true, nil
