@@ -78,8 +78,16 @@ func (o *Operator) AcceptTruncation(ctx context.Context, p Partition, note Note)
 	if err != nil {
 		return false, err
 	}
-	// Then the guards, in key order like everybody who locks several.
-	if _, err := o.pool.Exec(ctx, o.sql.recheckAll, o.guard.cfg.Consumer); err != nil {
+	// Then the guards, in key order like everybody who locks several. What the login
+	// has set for its queries would end this each time that it is repeated.
+	err = o.tx(ctx, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, "set local statement_timeout = 0"); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, o.sql.recheckAll, o.guard.cfg.Consumer)
+		return err
+	})
+	if err != nil {
 		return accepted, fmt.Errorf("consumer: telling the parks to go on (accept again to repeat that): %w", err)
 	}
 	return accepted, nil

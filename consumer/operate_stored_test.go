@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fenceline/fenceline/consumer"
 	"github.com/fenceline/fenceline/internal/pgtest"
@@ -377,6 +378,30 @@ func TestAcceptingWaitsForThoseWhoDecideWhileTheFlagStands(t *testing.T) {
 	work.Wait()
 	ok(t, err)
 	l.outcomes(l.goesOn(), "+applied 5d")
+}
+
+// The flag would be gone, the parks would stand, and accepting again would fail again.
+func TestATruncationIsAcceptedWholeWhateverTheLoginBeginsTransactionsWith(t *testing.T) {
+	for setting, value := range map[string]string{"default_transaction_read_only": "on", "default_transaction_isolation": "serializable"} {
+		t.Run(setting, func(t *testing.T) {
+			l := newLab(t, consumer.GuardConfig{})
+			c := l.role("operator").Config()
+			c.ConnConfig.RuntimeParams[setting] = value
+			pool, err := pgxpool.NewWithConfig(t.Context(), c)
+			ok(t, err)
+			t.Cleanup(pool.Close)
+			op, err := consumer.NewOperator(t.Context(), pool, consumer.OperatorConfig{Consumer: l.cfg.Consumer})
+			ok(t, err)
+			l.apply(ev(0, 1, 1), end(0, 2))
+			l.truncate(10, 50)
+			l.apply(ev(4, 1, 1))
+			accepted, err := op.AcceptTruncation(t.Context(), consumer.Partition{Topic: "s"}, note)
+			if !accepted || err != nil {
+				t.Fatalf("%v, %v", accepted, err)
+			}
+			l.outcomes(l.goesOn(), "+applied 5d")
+		})
+	}
 }
 
 // B: see TestCaseBOnlyATombstoneTellsOfALifeInTheOldPartition.
