@@ -146,16 +146,11 @@ func (j *joiner) one(ctx context.Context, partition int, buf []byte) outcome {
 	if err := ctx.Err(); err != nil {
 		return outcome{err: err, unsent: true}
 	}
-	resp, err := j.route.client.RawProduce(ctx, &kafka.RawProduceRequest{
-		Topic:        j.topic,
-		Partition:    partition,
-		RequiredAcks: kafka.RequireAll,
-		RawRecords:   protocol.RawRecordSet{Reader: bytes.NewReader(buf)},
-	})
+	answers, err := j.send(ctx, &waiting{partition: partition, buf: buf})
 	if err != nil {
 		return outcome{err: err}
 	}
-	return outcome{err: resp.Error, named: resp.RecordErrors, throttle: resp.Throttle, answered: true}
+	return answers[0]
 }
 
 // withdraw takes a batch off the desk, unless it was taken.
@@ -205,51 +200,66 @@ func (j *joiner) take(d *desk) (group []*waiting) {
 func (j *joiner) together(group []*waiting) {
 	ctx, cancel := context.WithTimeout(j.life, j.timeout)
 	defer cancel()
-	partitions := make([]rawproduce.RequestPartition, len(group))
-	for i, w := range group {
-		partitions[i] = rawproduce.RequestPartition{Partition: int32(w.partition), RecordSet: protocol.RawRecordSet{Reader: bytes.NewReader(w.buf)}}
-	}
-	m, err := j.route.transport.RoundTrip(ctx, j.route.client.Addr, &rawproduce.Request{
-		Acks:    int16(kafka.RequireAll),
-		Timeout: int32((j.timeout / 2).Milliseconds()), // as kafka-go's client has it for one
-		Topics:  []rawproduce.RequestTopic{{Topic: j.topic, Partitions: partitions}},
-	})
+	answers, err := j.send(ctx, group...)
+	var whole outcome // where the request failed as such
 	var unsent *rawproduce.Error
-	resp, ok := m.(*produce.Response)
 	switch {
 	case errors.As(err, &unsent):
 		// By the layout that kafka-go has now they don't go to one broker, or one of
 		// them goes nowhere: each finds out for itself.
 		j.stale.Store(true)
-		for _, w := range group {
-			w.answer <- outcome{err: err, unsent: true, alone: true}
-		}
-		return
-	case err == nil && !ok:
-		err = fmt.Errorf("the answer to a produce request is a %T", m)
+		whole = outcome{err: err, unsent: true, alone: true}
+	case err != nil:
+		whole = outcome{err: cause(ctx, err)}
 	}
+	for i, w := range group {
+		if err != nil {
+			w.answer <- whole
+		} else {
+			w.answer <- answers[i]
+		}
+	}
+}
+
+// send makes one request of batches, each of another partition, and gives their
+// answers in the same order. The error is the request's own.
+func (j *joiner) send(ctx context.Context, batches ...*waiting) ([]outcome, error) {
+	partitions := make([]rawproduce.RequestPartition, len(batches))
+	for i, w := range batches {
+		partitions[i] = rawproduce.RequestPartition{Partition: int32(w.partition), RecordSet: protocol.RawRecordSet{Reader: bytes.NewReader(w.buf)}}
+	}
+	left := j.timeout
+	if end, bounded := ctx.Deadline(); bounded {
+		left = min(left, time.Until(end))
+	}
+	m, err := j.route.transport.RoundTrip(ctx, j.route.client.Addr, &rawproduce.Request{
+		Acks:    int16(kafka.RequireAll),
+		Timeout: int32((left / 2).Milliseconds()), // as kafka-go's client has it
+		Topics:  []rawproduce.RequestTopic{{Topic: j.topic, Partitions: partitions}},
+	})
 	if err != nil {
-		for _, w := range group {
-			w.answer <- outcome{err: cause(ctx, err)}
-		}
-		return
+		return nil, err
 	}
-	answers := make(map[int]outcome, len(group))
+	resp, ok := m.(*produce.Response)
+	if !ok {
+		return nil, fmt.Errorf("the answer to a produce request is a %T", m)
+	}
 	throttle := time.Duration(resp.ThrottleTimeMs) * time.Millisecond
+	found := make(map[int]outcome, len(batches))
 	for i := range resp.Topics {
 		for k := range resp.Topics[i].Partitions {
 			if p := &resp.Topics[i].Partitions[k]; resp.Topics[i].Topic == j.topic {
-				answers[int(p.Partition)] = verdictOf(p, throttle)
+				found[int(p.Partition)] = verdictOf(p, throttle)
 			}
 		}
 	}
-	for _, w := range group {
-		o, ok := answers[w.partition]
-		if !ok {
-			o = outcome{err: errors.New("the broker's answer does not speak of the partition"), throttle: throttle}
+	answers := make([]outcome, len(batches))
+	for i, w := range batches {
+		if answers[i], ok = found[w.partition]; !ok {
+			answers[i] = outcome{err: errors.New("the broker's answer does not speak of the partition"), throttle: throttle}
 		}
-		w.answer <- o
 	}
+	return answers, nil
 }
 
 func verdictOf(p *produce.ResponsePartition, throttle time.Duration) outcome {

@@ -20,7 +20,6 @@ type lane struct {
 	busy      sync.Mutex
 	topic     string
 	partition int
-	route     *route
 	joiner    *joiner
 	// alone: the last attempt failed, so the next goes by itself.
 	alone bool
@@ -70,7 +69,7 @@ func (l *lane) prepare(ctx context.Context, b *relay.Batch, ids *producers, code
 		if !l.begun {
 			take = ids.first
 		}
-		p, err := take(ctx, l.route.client)
+		p, err := take(ctx, l.joiner.route.client)
 		if err != nil {
 			return nil, err
 		}

@@ -32,15 +32,9 @@ type Publisher struct {
 
 	mu     sync.Mutex
 	closed bool
-	calls  sync.WaitGroup // added to under mu, and not after closed
-	routes map[string]*joined
+	calls  sync.WaitGroup     // added to under mu, and not after closed
+	routes map[string]*joiner // by topic
 	lanes  map[laneKey]*lane
-}
-
-// joined is the way of a topic's lanes.
-type joined struct {
-	*route
-	joiner *joiner
 }
 
 type laneKey struct {
@@ -59,7 +53,7 @@ func New(config Config) (*Publisher, error) {
 	p := &Publisher{
 		config: config.withDefaults(),
 		dialer: &dialer{},
-		routes: make(map[string]*joined),
+		routes: make(map[string]*joiner),
 		lanes:  make(map[laneKey]*lane),
 	}
 	p.producers = newProducers(p.config.Logger)
@@ -86,7 +80,7 @@ func (p *Publisher) Produce(ctx context.Context, b *relay.Batch) error {
 	if err := l.pause(ctx); err != nil {
 		return fmt.Errorf("kafkapub: %s: nothing was sent: %w", l, cause(ctx, err))
 	}
-	seen := l.route.seen()
+	seen := l.joiner.route.seen()
 	f, err := l.prepare(ctx, b, p.producers, p.codec(), p.config.MaxBatchBytes)
 	if err != nil {
 		var re *relay.RefusedError
@@ -94,7 +88,7 @@ func (p *Publisher) Produce(ctx context.Context, b *relay.Batch) error {
 			return err
 		}
 		if classify(err) == moved {
-			l.route.forget(seen)
+			l.joiner.route.forget(seen)
 		}
 		return fmt.Errorf("kafkapub: %s: nothing was sent: %w", l, cause(ctx, err))
 	}
@@ -132,9 +126,9 @@ func (p *Publisher) judge(ctx context.Context, l *lane, b *relay.Batch, seen int
 	}
 	switch v {
 	case moved:
-		l.route.forget(seen)
+		l.joiner.route.forget(seen)
 	case absent:
-		if te := l.route.confirm(ctx, l.topic, l.partition, seen); te != nil {
+		if te := l.joiner.route.confirm(ctx, l.topic, l.partition, seen); te != nil {
 			return te
 		}
 	case anew:
@@ -191,9 +185,9 @@ func (p *Publisher) Close() error {
 	p.mu.Unlock()
 	p.end(ErrClosed)
 	p.calls.Wait()
-	for _, r := range routes {
-		r.joiner.close()
-		r.close()
+	for _, j := range routes {
+		j.close()
+		j.route.close()
 	}
 	p.dialer.close()
 	return nil
@@ -233,13 +227,12 @@ func (p *Publisher) lane(topic string, partition int) *lane {
 	k := laneKey{topic, partition}
 	l := p.lanes[k]
 	if l == nil {
-		r := p.routes[topic]
-		if r == nil {
-			r = &joined{route: newRoute(p.life, &p.config, topic, p.dialer)}
-			r.joiner = newJoiner(p.life, r.route, topic, &p.config)
-			p.routes[topic] = r
+		j := p.routes[topic]
+		if j == nil {
+			j = newJoiner(p.life, newRoute(p.life, &p.config, topic, p.dialer), topic, &p.config)
+			p.routes[topic] = j
 		}
-		l = &lane{topic: topic, partition: partition, route: r.route, joiner: r.joiner}
+		l = &lane{topic: topic, partition: partition, joiner: j}
 		p.lanes[k] = l
 	}
 	return l
