@@ -59,10 +59,7 @@ type bounded struct {
 func (b bounded) Handle(ctx context.Context, tx pgx.Tx, d Delivery) (err error) {
 	hctx, cancel := context.WithTimeout(ctx, b.timeout)
 	defer cancel()
-	lent := &lentTx{Tx: tx}
-	if own, is := tx.(*ownTx); is {
-		lent.Tx, lent.own = own.Tx, own // it has a bound of its own
-	}
+	lent := lend(tx)
 	returned := false
 	defer func() {
 		if returned {
