@@ -2,13 +2,13 @@ package consumer
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/fenceline/fenceline/internal/pgsession"
 )
 
 // A server that vanishes (its host is gone, or the network in between) answers
@@ -25,16 +25,9 @@ var silence = 10 * time.Second
 // patience is how long an answer is waited for.
 func (r *runner) patience() time.Duration { return r.cfg.HandlerTimeout + idleGrace + silence }
 
-// acquire takes a connection. The pool looks first whether one that was idle is
-// alive, which a server that vanished doesn't answer either.
+// acquire takes a connection.
 func (p *partition) acquire(ctx context.Context) (*pgxpool.Conn, error) {
-	bound, cancel := context.WithTimeout(ctx, p.patience())
-	defer cancel()
-	conn, err := p.pool.Acquire(bound)
-	if err != nil && ctx.Err() == nil && errors.Is(bound.Err(), context.DeadlineExceeded) {
-		err = fmt.Errorf("consumer: the pool gave no connection for %v: the database does not answer, or the pool is too small: %w", p.patience(), err)
-	}
-	return conn, err
+	return pgsession.Acquire(ctx, p.pool, p.patience())
 }
 
 func (t *ownTx) bound(ctx context.Context) (context.Context, context.CancelFunc) {

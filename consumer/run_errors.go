@@ -9,6 +9,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/fenceline/fenceline/internal/pgsession"
 )
 
 // errStopped: the generation or Run ends; what was in flight is rolled back.
@@ -60,24 +62,13 @@ func passing(err error, lost bool) bool {
 		}
 		// Anything else the server says, it says of the statement; also when it
 		// ends the connection with it.
-		return forgotten(pg) || endsSession(pg) && refusedLogin(err) == nil
+		return forgotten(pg) || pgsession.Ends(pg) && refusedLogin(err) == nil
 	}
 	if connBusy(err) {
 		return false
 	}
 	var connect *pgconn.ConnectError
 	return lost || errors.As(err, &connect) || pgconn.SafeToRetry(err)
-}
-
-// endsSession says that the server ended the session with this error, or began
-// none. The severity that is shown is in the language of the server (lc_messages),
-// the other one is not.
-func endsSession(pg *pgconn.PgError) bool {
-	s := pg.SeverityUnlocalized
-	if s == "" { // a pooler's own errors have one alone
-		s = pg.Severity
-	}
-	return s == "FATAL" || s == "PANIC"
 }
 
 // connBusy tells whether a statement was refused because the answer to the one
@@ -112,7 +103,7 @@ func (e *AccessError) Unwrap() error { return e.Err }
 // database is wrong. nil for anything else.
 func refusedLogin(err error) error {
 	var pg *pgconn.PgError
-	if !errors.As(err, &pg) || !endsSession(pg) {
+	if !errors.As(err, &pg) || !pgsession.Ends(pg) {
 		return nil
 	}
 	switch {

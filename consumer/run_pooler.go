@@ -6,6 +6,8 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/fenceline/fenceline/internal/pgsession"
 )
 
 // forgotten says that a statement that pgx had prepared is not there, or is there
@@ -22,5 +24,5 @@ func pooled(err error) error {
 	if !errors.As(err, &pg) || !forgotten(pg) {
 		return err
 	}
-	return fmt.Errorf("%w; a pooler in transaction mode is in between, and loses what is prepared: connect with default_query_exec_mode=exec or cache_describe, or have the pooler carry prepared statements along (PgBouncer from 1.21 on: max_prepared_statements)", err)
+	return fmt.Errorf("%w; a pooler in transaction mode is in between, and loses what is prepared: %s", err, pgsession.PoolerRemedy)
 }

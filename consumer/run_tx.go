@@ -10,6 +10,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/fenceline/fenceline/internal/pgsession"
 )
 
 // settingsSQL follows BEGIN, in the same round trip.
@@ -224,7 +226,7 @@ func (p *partition) inBatch(work func(ctx context.Context, tx pgx.Tx, last *last
 		return nil
 	case committing && refusedStatement(err) == nil: // else it is a deferred trigger's statement, which no event's fault is either
 		return &txError{err: fmt.Errorf("consumer: commit: %w", err), lost: lost, begun: true, handled: end.handled, sole: end.sole}
-	case !tx.begun && (tx.asked || !errors.As(err, &pg) || endsSession(pg)):
+	case !tx.begun && (tx.asked || !errors.As(err, &pg) || pgsession.Ends(pg)):
 		// (Before it is asked, statements are prepared: that one can't be is not for
 		// want of a transaction.)
 		tx.leave(p)

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fenceline/fenceline/internal/dbcheck"
+	"github.com/fenceline/fenceline/internal/pgsession"
 )
 
 // SettingError says that server or database are set up in a way in which no
@@ -37,7 +38,7 @@ func pooled(err error) error {
 		return err
 	}
 	return &SettingError{"the connection", "a pooler's in transaction mode, which has lost a prepared statement",
-		"commits would fail now and then: connect with default_query_exec_mode=exec or cache_describe, or have the pooler carry prepared statements along (PgBouncer from 1.21 on: max_prepared_statements)"}
+		"commits would fail now and then: " + pgsession.PoolerRemedy}
 }
 
 // checkDatabase refuses a database on which an acknowledged commit can vanish.

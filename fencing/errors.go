@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/fenceline/fenceline/internal/pgsession"
 )
 
 // The answers of a commit that are not a receipt. Match them with errors.Is;
@@ -314,15 +316,8 @@ func (e *wrappedError) Unwrap() []error {
 
 // fatal says that the server ended the session with this error, or that the error
 // is not the server's: a pooler that has lost its server says so in an error of its
-// own, in the place of an answer to what may have happened. The severity is the one
-// that is not translated into the server's language.
-func fatal(pg *pgconn.PgError) bool {
-	s := pg.SeverityUnlocalized
-	if s == "" {
-		s = pg.Severity
-	}
-	return s == "FATAL" || s == "PANIC" || foreign(pg)
-}
+// own, in the place of an answer to what may have happened.
+func fatal(pg *pgconn.PgError) bool { return pgsession.Ends(pg) || foreign(pg) }
 
 // foreign says that an error is about the connection and not the server's own: each
 // of those names the routine that it comes from. (Of other errors it is believed that

@@ -8,6 +8,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/fenceline/fenceline/internal/pgsession"
 )
 
 // sessionSettings are for sessions that last. Times that were set for the login, the
@@ -67,19 +69,17 @@ var answerWithin = 10 * time.Second
 // dial takes a connection out of the pool for good: whoever holds it must know
 // when it breaks, and a pool would hide that.
 func dial(ctx context.Context, pool *pgxpool.Pool, settings string) (*pgx.Conn, error) {
-	bound, cancel := context.WithTimeout(ctx, answerWithin)
-	defer cancel()
-	c, err := pool.Acquire(bound)
+	end := time.Now().Add(answerWithin) // of both
+	c, err := pgsession.Acquire(ctx, pool, answerWithin)
 	if err != nil {
-		if ctx.Err() == nil && errors.Is(bound.Err(), context.DeadlineExceeded) {
-			err = fmt.Errorf("the pool gave no connection for %v: the database does not answer, or the pool is too small: %w", answerWithin, err)
-		}
 		return nil, fmt.Errorf("relay: connect: %w", err)
 	}
 	conn := c.Hijack()
 	if settings == "" {
 		return conn, nil
 	}
+	bound, cancel := context.WithDeadline(ctx, end)
+	defer cancel()
 	if _, err := conn.Exec(bound, settings); err != nil {
 		hangUp(conn)
 		return nil, fmt.Errorf("relay: prepare the connection: %w", err)

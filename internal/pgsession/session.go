@@ -1,0 +1,38 @@
+package pgsession
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// PoolerRemedy is for a statement that was prepared and is not there.
+const PoolerRemedy = "connect with default_query_exec_mode=exec or cache_describe, or have the pooler carry prepared statements along (PgBouncer from 1.21 on: max_prepared_statements)"
+
+// Ends says that the server ended the session with this error, or began none. The
+// severity that is shown is in the language of the server (lc_messages), the other
+// one is not.
+func Ends(pg *pgconn.PgError) bool {
+	s := pg.SeverityUnlocalized
+	if s == "" { // a pooler's own errors have one alone
+		s = pg.Severity
+	}
+	return s == "FATAL" || s == "PANIC"
+}
+
+// Acquire takes a connection out of the pool, and waits no longer for it than
+// within. The pool looks first whether one that was idle is alive, which a server
+// that has vanished doesn't answer.
+func Acquire(ctx context.Context, pool *pgxpool.Pool, within time.Duration) (*pgxpool.Conn, error) {
+	bound, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	conn, err := pool.Acquire(bound)
+	if err != nil && ctx.Err() == nil && errors.Is(bound.Err(), context.DeadlineExceeded) {
+		err = fmt.Errorf("the pool gave no connection for %v: the database does not answer, or the pool is too small: %w", within, err)
+	}
+	return conn, err
+}
