@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5"
 
 	"github.com/fenceline/fenceline/consumer"
 	"github.com/fenceline/fenceline/internal/devstack"
@@ -38,16 +38,11 @@ func TestAFailoverIsWaitedForAlsoWhileTheStandbyTakesNoWrites(t *testing.T) {
 
 	var port atomic.Int64
 	port.Store(int64(primary.Port()))
-	cfg := b.pool.Config()
-	cfg.ConnConfig.DialFunc = func(ctx context.Context, network, _ string) (net.Conn, error) {
-		return new(net.Dialer).DialContext(ctx, network, fmt.Sprintf("127.0.0.1:%d", port.Load()))
-	}
-	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(pool.Close)
-	b.pool = pool
+	b.connect(func(cfg *pgx.ConnConfig) {
+		cfg.DialFunc = func(ctx context.Context, network, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, network, fmt.Sprintf("127.0.0.1:%d", port.Load()))
+		}
+	})
 
 	log := newMemory("t")
 	log.publish(events("t", "a", 1, 3)...)
@@ -56,7 +51,7 @@ func TestAFailoverIsWaitedForAlsoWhileTheStandbyTakesNoWrites(t *testing.T) {
 	ended := make(chan error, 1)
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
-	go func() { ended <- consumer.Run(ctx, pool, log.source(), config, b.apply("x")) }()
+	go func() { ended <- consumer.Run(ctx, b.pool, log.source(), config, b.apply("x")) }()
 	b.eventually("the first are applied", func() bool { return b.seen.count(consumer.Applied) == 3 })
 
 	within, cancel := context.WithTimeout(t.Context(), time.Minute)

@@ -75,6 +75,19 @@ func newBench(t *testing.T) *bench {
 	return b
 }
 
+// connect has the consumer under test connect in another way.
+func (b *bench) connect(edit func(*pgx.ConnConfig)) {
+	b.t.Helper()
+	cfg := b.pool.Config()
+	edit(cfg.ConnConfig)
+	pool, err := pgxpool.NewWithConfig(b.t.Context(), cfg)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	b.t.Cleanup(pool.Close)
+	b.pool = pool
+}
+
 // config is quick to retry.
 func (b *bench) config() consumer.Config {
 	return consumer.Config{

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5"
 
 	"github.com/fenceline/fenceline/consumer"
 )
@@ -40,17 +40,12 @@ func (c *countedConn) Read(p []byte) (int, error) {
 func TestAnEventThatComesAloneTakesTwoRoundTripsAndItsHandlers(t *testing.T) {
 	b := newBench(t)
 	var count trips
-	cfg := b.pool.Config()
-	cfg.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
-		conn, err := new(net.Dialer).DialContext(ctx, network, addr)
-		return &countedConn{Conn: conn, trips: &count}, err
-	}
-	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(pool.Close)
-	b.pool = pool
+	b.connect(func(cfg *pgx.ConnConfig) {
+		cfg.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			conn, err := new(net.Dialer).DialContext(ctx, network, addr)
+			return &countedConn{Conn: conn, trips: &count}, err
+		}
+	})
 	log := newMemory("t")
 	config := b.config()
 	config.PollInterval = time.Hour

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fenceline/fenceline/consumer"
 )
@@ -89,15 +88,8 @@ func (f *failures) TraceQueryEnd(ctx context.Context, _ *pgx.Conn, q pgx.TraceQu
 // Who traces or logs the pool's statements would see an error for each batch.
 func TestATracerOfThePoolsIsToldOfNoFailureWhereThereIsNone(t *testing.T) {
 	b := newBench(t)
-	cfg := b.pool.Config()
 	var failed failures
-	cfg.ConnConfig.Tracer = &failed
-	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(pool.Close)
-	b.pool = pool
+	b.connect(func(cfg *pgx.ConnConfig) { cfg.Tracer = &failed })
 	log := newMemory("t")
 	log.publish(event("t", "a", 1), event("t", "a", 3))
 	b.upTo(log, b.config(), 2)
