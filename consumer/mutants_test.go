@@ -87,7 +87,7 @@ var mutants = []mutant{
 		"		h.aside.add(h.handed[0].Position)\n", "", "TestADeadLetterThatItsSinkRefusesForEverKeepsNoOther"},
 	{"a commit whose time begins with its batch", "run_tx.go",
 		"	end := last{whole: p.whole}\n", "	ctx, giveUp := context.WithTimeout(ctx, p.cfg.CommitTimeout)\n	defer giveUp()\n	end := last{whole: p.whole}\n", "TestTheHandlersOfABatchMayTakeLongerThanACommit"},
-	{"a severity in the server's language", "run_errors.go",
+	{"a severity in the server's language", "../internal/pgsession/session.go",
 		"s := pg.SeverityUnlocalized", "s := pg.Severity", "TestALoginThatIsRefusedInAnotherLanguageEndsRunAsWell"},
 	{"an answer that is waited for without a bound", "run_bound.go",
 		"return context.WithTimeout(ctx, t.patience)", "return context.WithCancel(ctx)", "TestADatabaseThatVanishesWithoutAWordIsLeftAndTold"},
