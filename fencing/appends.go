@@ -17,8 +17,8 @@ import (
 type appends struct {
 	group      bool           // of several keys
 	calls      []*gate.Append // of a group
-	statements []statement
-	topics     map[string]int // where in statements
+	topics     []string       // in the order of their first calls
+	topicCalls map[string][]*gate.Append
 }
 
 // sent is what is to be sent for the calls that were taken.
@@ -26,7 +26,11 @@ func (a *appends) sent(f *Fences) []statement {
 	if len(a.calls) > 0 {
 		return []statement{f.appendGroup(a.calls)}
 	}
-	return a.statements
+	var statements []statement
+	for _, topic := range a.topics {
+		statements = append(statements, statement{sql: f.sql.append, args: []any{gate.Join(a.topicCalls[topic])}})
+	}
+	return statements
 }
 
 // along is the append that a gate takes along in the call of a batch of its own:
@@ -74,16 +78,12 @@ func (a *appends) take(f *Fences, s statement) bool {
 		a.calls = append(a.calls, call)
 		return true
 	}
-	i, ok := a.topics[call.Topic]
-	if !ok {
-		if a.topics == nil {
-			a.topics = map[string]int{}
-		}
-		a.topics[call.Topic] = len(a.statements)
-		a.statements = append(a.statements, s)
-		return true
+	if a.topicCalls == nil {
+		a.topicCalls = map[string][]*gate.Append{}
 	}
-	joined := a.statements[i].args[0].(*gate.Append).With(call)
-	a.statements[i].args = []any{joined}
+	if a.topicCalls[call.Topic] == nil {
+		a.topics = append(a.topics, call.Topic)
+	}
+	a.topicCalls[call.Topic] = append(a.topicCalls[call.Topic], call)
 	return true
 }

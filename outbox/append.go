@@ -5,9 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/fenceline/fenceline/internal/gate"
-	"github.com/fenceline/fenceline/internal/schema"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 )
@@ -67,12 +67,15 @@ func Append(ctx context.Context, tx Tx, events ...Event) error {
 	// different streams, between which there is no order to keep.
 	for len(checked) > 0 {
 		topic := checked[0].Topic
-		var same, rest []Event
-		for _, e := range checked {
-			if e.Topic == topic {
-				same = append(same, e)
-			} else {
-				rest = append(rest, e)
+		same, rest := checked, []Event(nil)
+		if other := slices.IndexFunc(checked, func(e Event) bool { return e.Topic != topic }); other >= 0 {
+			same = slices.Clone(checked[:other])
+			for _, e := range checked[other:] {
+				if e.Topic == topic {
+					same = append(same, e)
+				} else {
+					rest = append(rest, e)
+				}
 			}
 		}
 		if err := appendTopic(ctx, tx, pass, topic, same); err != nil {
@@ -84,7 +87,7 @@ func Append(ctx context.Context, tx Tx, events ...Event) error {
 }
 
 func appendTopic(ctx context.Context, tx Tx, pass Pass, topic string, events []Event) error {
-	call := &gate.Append{Pass: pass, Topic: topic}
+	call := gate.New(pass, topic, len(events))
 	for _, e := range events {
 		headers, err := encodeHeaders(e.Headers)
 		if err != nil {
@@ -96,7 +99,7 @@ func appendTopic(ctx context.Context, tx Tx, pass Pass, topic string, events []E
 	}
 	// append() of migrations/producer checks the pass and allots seq. One call
 	// appends to one topic.
-	sql := schema.Expand(gate.AppendSQL, pass.Schema)
+	sql := gate.InSchema(pass.Schema)
 	if q, ok := tx.(queuer); ok {
 		q.Queue(sql, call)
 		if call.Refused != nil {

@@ -126,11 +126,31 @@ func (e Event) validate(key string) error {
 			return &InvalidEventError{field, fmt.Sprintf("%q has a value that is not UTF-8 without NUL, CR and LF", h.Name)}
 		}
 	}
+	if e.isSmall(key) {
+		return nil
+	}
 	if n := max(e.encodedSize(key), e.storedSize(key)); n > MaxRecordBytes {
 		return &InvalidEventError{"payload", fmt.Sprintf("makes a record of %d bytes with key and headers, want at most %d: put large data elsewhere and send a reference", n, MaxRecordBytes)}
 	}
 	return nil
 }
+
+// isSmall says that the event's size is no question, which spares encoding the
+// headers of nearly all events: payload and headers leave room for all the rest,
+// whose lengths are bounded.
+func (e Event) isSmall(key string) bool {
+	n := len(e.Payload) + 3*len(key)
+	for _, h := range e.Headers {
+		n += maxEscaped * (len(h.Name) + len(h.Value) + maxFrame)
+	}
+	return n < MaxRecordBytes-maxOthers
+}
+
+const (
+	maxEscaped = 6        // \u0001, the longest that JSON makes of a byte
+	maxFrame   = 10       // two lengths, or the quotes and what separates
+	maxOthers  = 16 << 10 // topic, and the fields that validate bounds
+)
 
 // storedSize is what the check of the outbox table counts, so that what passes
 // here passes there. It is the smaller one, unless headers are large and need

@@ -2,7 +2,9 @@ package sqltext
 
 // EndsTransaction says that one of the statements in sql begins or ends a
 // transaction. Savepoints don't.
-func EndsTransaction(sql string) bool {
+func EndsTransaction(sql string) bool { return look(sql).ends }
+
+func endsTransaction(sql string) bool {
 	s := scanner(sql)
 	var head [3]string // how the statement begins
 	n, last := 0, ""
@@ -47,7 +49,9 @@ func ends(head [3]string) bool {
 
 // Empty says that there is no statement in sql: only spaces, comments and
 // semicolons.
-func Empty(sql string) bool {
+func Empty(sql string) bool { return look(sql).empty }
+
+func empty(sql string) bool {
 	s := scanner(sql)
 	for {
 		switch s.next() {

@@ -1,6 +1,8 @@
 package sqltext_test
 
 import (
+	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/fenceline/fenceline/internal/sqltext"
@@ -36,6 +38,26 @@ func TestATextWithoutAStatementIsEmpty(t *testing.T) {
 	} {
 		if got := sqltext.Empty(sql); got != want {
 			t.Errorf("%q: %t, want %t", sql, got, want)
+		}
+	}
+}
+
+// More texts than are remembered, in turn.
+func TestWhatIsSaidOfATextDoesNotDependOnWhatWasReadBefore(t *testing.T) {
+	for round := range 3 {
+		for i := range 2000 {
+			pad := strings.Repeat(" ", i%3*3000)
+			for sql, want := range map[string][3]bool{
+				fmt.Sprintf("select %d%s", i, pad):                {false, false, false},
+				fmt.Sprintf("%scommit; select %d", pad, i):        {true, false, false},
+				fmt.Sprintf("set local x = %d%s", i, pad):         {false, true, false},
+				fmt.Sprintf("-- %d%s", i, pad):                    {false, false, true},
+				fmt.Sprintf("set x = %d; commit; select 1", i%10): {true, true, false},
+			} {
+				if got := [3]bool{sqltext.EndsTransaction(sql), sqltext.ChangesSettings(sql), sqltext.Empty(sql)}; got != want {
+					t.Fatalf("round %d, %.40q: %v, want %v", round, sql, got, want)
+				}
+			}
 		}
 	}
 }
