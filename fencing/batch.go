@@ -41,9 +41,13 @@ func (b *Batch) SetResult(result []byte) error { return b.q.SetResult(result) }
 // fills the batch; when it returns an error, that is the answer.
 //
 // A deadline of ctx ends the wait for a connection, and for others of this
-// process that commit under the key: two of them at a time are at the server. The
-// batch contains COMMIT, so from sending it on Config.CommitTimeout takes its place; a wait for the
-// fence is part of that. Answers are Commit's.
+// process that commit under the key: they follow each other on one connection, and
+// the next one is sent while one is under way. The batch contains COMMIT, so from
+// sending it on Config.CommitTimeout takes the deadline's place, from when the one
+// before is answered; a wait for the fence is part of that. A connection that is
+// lost leaves the outcome of both unknown. Where the pool's connections don't keep
+// prepared statements (default_query_exec_mode), or a tracer is to be told of each
+// batch, one waits for the other's answer. Answers are Commit's.
 func (f *Fences) CommitBatch(ctx context.Context, pos Position, content Content, build func(b *Batch) error) (Receipt, error) {
 	if err := f.notInside(ctx, "commit of", pos.Key); err != nil {
 		return Receipt{}, err
@@ -52,31 +56,21 @@ func (f *Fences) CommitBatch(ctx context.Context, pos Position, content Content,
 	if err != nil {
 		return Receipt{}, err
 	}
+	var receipt Receipt
 	if f.group != nil {
-		receipt, err := f.group.join(ctx, m)
-		return f.followed(ctx, m.gate, receipt, err)
+		receipt, err = f.group.join(ctx, m)
+	} else {
+		receipt, err = f.inTurn(ctx, m)
 	}
-	if err := f.inTurn(ctx, m); err != nil {
-		return Receipt{}, err
-	}
-	return f.followed(ctx, m.gate, m.receipt, m.err)
+	return f.followed(ctx, m.gate, receipt, err)
 }
 
-// inTurn commits a member by itself, when it is its key's turn. With an error
-// nothing was sent; else the member has its answer.
-func (f *Fences) inTurn(ctx context.Context, m *member) error {
-	giveBack, err := f.turns.take(ctx, m.gate.Position.Key)
-	if err != nil {
-		return m.waitError(err)
-	}
-	defer giveBack() // also behind a panic, of an argument's own encoder
-	conn, err := f.connection(ctx)
-	if err != nil {
-		return m.connectError(err)
-	}
-	defer conn.Release()
-	f.commitMembers(ctx, conn, []*member{m})
-	return nil
+// inTurn commits a member by itself, when it is its key's turn.
+func (f *Fences) inTurn(ctx context.Context, m *member) (Receipt, error) {
+	m.single = nil // it has been told
+	q, leave := f.turns.line(f, m.gate.Position.Key)
+	defer leave() // also behind a panic, of an argument's own encoder
+	return q.commit(ctx, m)
 }
 
 // member is one commit of the batch shape: alone in its transaction, or with
@@ -91,10 +85,11 @@ type member struct {
 	lease context.Context                        // whose trust ends the callback
 	baton chan baton                             // has it run
 
-	ctx   context.Context
-	tries int           // in company
-	alone bool          // goes without company
-	done  chan struct{} // closed when the answer is there
+	ctx       context.Context
+	tries     int           // in company
+	alone     bool          // goes without company
+	replanned bool          // has met a statement that was not prepared any more
+	done      chan struct{} // closed when the answer is there
 
 	single chan struct{} // closed when it is to go alone, by its caller
 
@@ -142,54 +137,73 @@ func (m *member) waitError(err error) error {
 // gateAt is where the gate is among the statements: behind BEGIN.
 const gateAt = 1
 
-// commitMembers commits the members in one transaction and one round trip. With
-// its answer each has its receipt or error, but the second result says whether
-// the error is one of a single member, whose index it gives, and is such that
-// the others have none: then nothing is written.
-func (f *Fences) commitMembers(ctx context.Context, conn *pgxpool.Conn, members []*member) (o outcome, culprit int) {
+// packet is the transaction of some members, as it is sent.
+type packet struct {
+	members    []*member
+	statements []statement // without COMMIT
+	first      []int       // of each member's queued statements, and where the last one's end
+	along      int         // which statement of the one member goes with the gate; -1 for none
+	unsent     bool        // nothing of it has left
+}
+
+func (f *Fences) pack(members []*member) *packet {
+	p := &packet{members: members, first: make([]int, len(members)+1), along: -1}
 	sent := []statement{{sql: f.sql.begin}}
 	together := len(members) > 1
-	along := -1 // which statement of the one member goes with the gate
 	appends := appends{group: mixed(members)}
 	if together {
 		sent = append(sent, f.enterStatementFor(members))
 	}
-	first := make([]int, len(members)+1) // of each member's queued statements
 	for i, m := range members {
 		if !together {
 			enter := f.enterStatement(m.gate.Position, m.gate.Content, m.timeout, &m.at)
 			queued := m.batch.queued
 			if at, event := f.along(queued); at >= 0 {
-				along, queued = at, slices.Delete(slices.Clone(queued), at, at+1)
+				p.along, queued = at, slices.Delete(slices.Clone(queued), at, at+1)
 				enter.sql, enter.args = f.sql.enterOne, append(enter.args, event...)
 			}
 			sent = append(sent, enter)
-			first[i] = len(sent)
+			p.first[i] = len(sent)
 			sent = append(sent, queued...)
 			continue
 		}
-		first[i] = len(sent)
+		p.first[i] = len(sent)
 		for _, s := range m.batch.queued {
 			if !appends.take(f, s) {
 				sent = append(sent, s)
 			}
 		}
 	}
-	first[len(members)] = len(sent)
-	sent = append(sent, appends.sent(f)...)
-	o = f.finish(ctx, conn.Conn(), sent)
+	p.first[len(members)] = len(sent)
+	p.statements = append(sent, appends.sent(f)...)
+	return p
+}
+
+// commitMembers commits the members in one transaction and one round trip. With
+// its answer each has its receipt or error, but the second result says whether
+// the error is one of a single member, whose index it gives, and is such that
+// the others have none: then nothing is written.
+func (f *Fences) commitMembers(ctx context.Context, conn *pgxpool.Conn, members []*member) (o outcome, culprit int) {
+	p := f.pack(members)
+	o = f.finish(ctx, conn.Conn(), p.statements)
 	f.rollback(conn)
+	return o, f.unpack(p, o)
+}
+
+// unpack gives each member its receipt or error, and the index of the culprit.
+func (f *Fences) unpack(p *packet, o outcome) (culprit int) {
 	if o.at == gateAt {
-		notTogether(members, o.err)
+		notTogether(p.members, o.err)
 	}
 	culprit = -1
-	for i, m := range members {
+	for i, m := range p.members {
+		first, end := p.first[i], p.first[i+1]
 		m.receipt = Receipt{}
-		m.err = o.explain(m.gate, sent, first[i], first[i+1])
-		if along >= 0 {
-			m.err = f.tookAlong(along, o, m.gate.Position.Key, m.err)
+		m.err = o.explain(m.gate, p.statements, first, end)
+		if p.along >= 0 {
+			m.err = f.tookAlong(p.along, o, m.gate.Position.Key, m.err)
 		}
-		if o.at >= first[i] && o.at < first[i+1] || o.at == gateAt && m.isRefused() {
+		if o.at >= first && o.at < end || o.at == gateAt && m.isRefused() {
 			culprit = i
 		}
 		switch o.fate {
@@ -202,7 +216,7 @@ func (f *Fences) commitMembers(ctx context.Context, conn *pgxpool.Conn, members 
 			}
 		}
 	}
-	return o, culprit
+	return culprit
 }
 
 // isRefused says that a refusal of the gate of several members is this one's:

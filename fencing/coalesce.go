@@ -15,7 +15,8 @@ import (
 // from one process, so what is waiting when the chain is free goes together, in
 // one transaction with one flush. Each member has its own receipt, and its own
 // answer. By option ([Config.GroupCommit]) those of other keys go with them, see
-// group.go.
+// group.go. What is more than one transaction has follows it on the same
+// connection, see pipe.go.
 const (
 	// coalesceStatements bounds what one transaction runs, whatever its members
 	// queue; one of them may have more by itself.
@@ -41,29 +42,30 @@ type line struct {
 	max    int                                                                                       // members of a transaction
 	send   func(ctx context.Context, conn *pgxpool.Conn, members []*member) (o outcome, culprit int) // commitMembers or commitCallbacks
 	shared bool                                                                                      // by all keys: then nobody goes alone in it
+	piped  bool                                                                                      // a lane's transactions may follow each other on one connection, see pipe
 
 	width int // how many lanes
 
 	mu      sync.Mutex
 	waiting []*member
 	lanes   map[*lane]struct{}  // those that run
-	aloft   map[string]struct{} // the keys in the transactions under way
+	aloft   map[string]struct{} // the keys in the transactions under way, of a line that is shared
 	inside  int                 // members in them
 	each    time.Duration       // what a member of the newest transaction took
 }
 
-// lane is one transaction after the other.
-type lane struct {
-	turn     int                // how many transactions it has done
-	took     time.Duration      // its last transaction
-	share    int                // how many members the next one is to have
-	gathered chan struct{}      // closed when so many wait; nil when the lane isn't gathering
-	slow     bool               // its transaction takes so long that another lane runs in its place
-	empty    context.CancelFunc // ends the wait for a connection; nil where it doesn't wait
-}
-
 func newLine(f *Fences, width, most int, send func(ctx context.Context, conn *pgxpool.Conn, members []*member) (outcome, int)) *line {
 	return &line{f: f, max: most, width: width, send: send, lanes: map[*lane]struct{}{}, aloft: map[string]struct{}{}}
+}
+
+// ownLine is the line of one key.
+func (f *Fences) ownLine(most int) *line {
+	q := newLine(f, 1, most, f.commitMembers)
+	q.piped = f.piped
+	if !q.piped && most == 1 {
+		q.width = unpiped
+	}
+	return q
 }
 
 // commit waits for the member's answer. A context that ends takes it out of the
@@ -155,11 +157,6 @@ func (q *line) heldUp(l *lane, turn int) {
 	}
 }
 
-func (q *line) run(l *lane) {
-	for q.once(l) {
-	}
-}
-
 // first is the first one in line whose key is in no transaction under way; -1 if
 // there is none. The lane in whose transaction the key is comes back for it.
 // Called with mu held.
@@ -170,81 +167,17 @@ func (q *line) first() int {
 	})
 }
 
-// once commits one transaction's worth of members. They stay in line until
-// there is a connection, so that they can leave, and that more can come.
-func (q *line) once(l *lane) (more bool) {
-	q.gather(l)
-	q.mu.Lock()
-	first := q.first()
-	if first < 0 || q.brisk() > q.width {
-		delete(q.lanes, l)
-		q.mu.Unlock()
-		return false
-	}
-	ctx, cancel := context.WithCancel(context.WithoutCancel(q.waiting[first].ctx)) // its values are for tracing
-	defer cancel()
-	l.empty = cancel
-	q.mu.Unlock()
-
-	conn, err := q.f.connection(ctx)
-	q.mu.Lock()
-	l.empty = nil
-	if err != nil {
-		failed := slices.Clone(q.waiting) // what is deleted below is cleared
-		if ctx.Err() != nil {
-			failed = nil // who waited has left; who came since asks again
-		}
-		q.waiting = slices.Delete(q.waiting, 0, len(failed))
-		q.mu.Unlock()
-		for _, m := range failed {
-			m.answer(Receipt{}, m.connectError(err))
-		}
-		return true
-	}
-	defer conn.Release()
-	members, turn := q.take(), l.turn
-	q.inside += len(members)
-	if len(members) > 0 && q.first() >= 0 { // more than go in one transaction
-		q.start()
-	}
-	q.mu.Unlock()
-	if len(members) == 0 {
-		return true
-	}
-
-	if q.shared {
-		defer time.AfterFunc(laneTime, func() { q.heldUp(l, turn) }).Stop()
-	}
-	sent, returned := time.Now(), false
-	var again []*member
-	defer func() {
-		p := recover() // of an argument's own encoder
-		if !returned {
-			if p == nil { // it has ended the lane's goroutine
-				p = errGone
-			}
-			again = q.f.panicked(members, p)
-		}
-		q.landed(l, members, again, time.Since(sent))
-		if more = p != errGone; !more {
-			q.mu.Lock()
-			defer q.mu.Unlock()
-			delete(q.lanes, l)
-			q.start()
-		}
-	}()
-	o, culprit := q.send(ctx, conn, members)
-	again = settle(members, o, culprit)
-	returned = true
-	return true
-}
-
 // landed is called when a transaction has ended, with those of its members that
 // have no answer yet.
-func (q *line) landed(l *lane, members, again []*member, took time.Duration) {
+func (q *line) landed(l *lane, members, again []*member) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	l.slow, l.took, q.each = false, took, took/time.Duration(len(members))
+	now := time.Now()
+	if len(again) < len(members) {
+		l.took = now.Sub(l.since)
+		q.each = l.took / time.Duration(len(members))
+	}
+	l.slow, l.since = false, now
 	l.turn++
 	q.inside -= len(members)
 	// As many for each lane, of all that commit at present.
@@ -269,11 +202,16 @@ func (q *line) landed(l *lane, members, again []*member, took time.Duration) {
 // share is how many members of those that commit at present come to a lane: those
 // that wait, are under way, or have just been answered. Called with mu held.
 func (q *line) share(answered int) int {
-	n := min(q.max, (len(q.waiting)+q.inside+answered+q.width-1)/q.width)
-	if q.each > 0 {
-		n = max(1, min(n, int(min(together, q.f.cfg.CommitTimeout/4)/q.each)))
+	n := (len(q.waiting) + q.inside + answered + q.width - 1) / q.width
+	return min(n, q.full())
+}
+
+// full is how many members a transaction can have. Called with mu held.
+func (q *line) full() int {
+	if q.each == 0 {
+		return q.max
 	}
-	return n
+	return max(1, min(q.max, int(min(together, q.f.cfg.CommitTimeout/4)/q.each)))
 }
 
 // gather lets the lane's share of members come before it goes on: those that it
@@ -338,9 +276,12 @@ func (q *line) take() []*member {
 		statements += n
 	}
 	for key := range keys {
-		q.aloft[key] = struct{}{}
+		if q.shared {
+			q.aloft[key] = struct{}{}
+		}
 	}
 	q.waiting = stay
+	q.inside += len(together)
 	return together
 }
 

@@ -45,6 +45,37 @@ func WaitForTurns(f *Fences, key string, n int) {
 	panic("nobody waits for a turn")
 }
 
+// WaitForTurn waits until n commits stand in the line of a key, not sent yet.
+func WaitForTurn(f *Fences, key string, n int) {
+	WaitForTurns(f, key, n)
+	f.turns.mu.Lock()
+	q := f.turns.keys[key].line
+	f.turns.mu.Unlock()
+	waitInLine(q, n)
+}
+
+// WaitUnderWay waits until n commits of a key's line are at the server.
+func WaitUnderWay(f *Fences, key string, n int) {
+	f.turns.mu.Lock()
+	q := f.turns.keys[key].line
+	f.turns.mu.Unlock()
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(time.Millisecond) {
+		q.mu.Lock()
+		there := q.inside
+		q.mu.Unlock()
+		if there >= n {
+			return
+		}
+	}
+	panic("nobody is under way")
+}
+
+// The bounds of what a connection keeps prepared, and what goes through a pipe.
+const (
+	PreparedMost = preparedMost
+	PipeMost     = pipeMost
+)
+
 // Turns is how many keys somebody commits under.
 func Turns(f *Fences) int {
 	f.turns.mu.Lock()

@@ -117,6 +117,7 @@ type Fences struct {
 	cfg   Config
 	sql   statements
 	turns turns // of commits of the batch shape
+	piped bool  // transactions may follow each other on a connection
 
 	group, groupCalls *line // of all keys, by shape; nil without Config.GroupCommit
 
@@ -151,7 +152,7 @@ func New(ctx context.Context, pool *pgxpool.Pool, cfg Config) (*Fences, error) {
 		return nil, pooled(fmt.Errorf("fencing: %w", err))
 	}
 	f := &Fences{
-		pool: pool, cfg: cfg, sql: newStatements(cfg.Schema, cfg.System),
+		pool: pool, piped: pipes(pool), cfg: cfg, sql: newStatements(cfg.Schema, cfg.System),
 		contests: map[string]*contest{}, leases: map[*Lease]struct{}{}, wake: make(chan struct{}, 1),
 	}
 	if err := checkDatabase(ctx, pool, cfg); err != nil {

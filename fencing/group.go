@@ -45,7 +45,7 @@ func (f *Fences) newGroup(send func(ctx context.Context, conn *pgxpool.Conn, mem
 // lines are those in which a lease's commits wait, by shape.
 func (f *Fences) lines(cfg LeaseConfig) (batches, calls *line) {
 	if batches = f.group; batches == nil || cfg.Coalesce == 1 {
-		batches = newLine(f, 1, cfg.Coalesce, f.commitMembers)
+		batches = f.ownLine(cfg.Coalesce)
 	}
 	if cfg.CoalesceCallbacks == 1 {
 		return batches, nil
@@ -73,10 +73,7 @@ func (q *line) join(ctx context.Context, m *member) (Receipt, error) {
 func (f *Fences) byItself(ctx context.Context, m *member) (Receipt, error) {
 	m.receipt, m.err = Receipt{}, nil
 	if m.batch != nil {
-		if err := f.inTurn(ctx, m); err != nil {
-			return Receipt{}, err
-		}
-		return m.receipt, m.err
+		return f.inTurn(ctx, m)
 	}
 	s := session{f: f, gates: []Gate{m.gate}, timeout: m.timeout, lease: m.lease}
 	receipts, err := s.commit(ctx, func(ctx context.Context, txs []Tx) error { return m.fn(ctx, txs[0]) })

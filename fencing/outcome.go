@@ -67,15 +67,12 @@ func (f *Fences) send(ctx context.Context, conn *pgx.Conn, statements []statemen
 	defer cancel()
 	forgetNotice(conn.PgConn())
 	b := &pgx.Batch{}
-	done, ender := 0, -1
+	r := reading{ender: -1}
 	for i, s := range statements {
 		q := b.Queue(s.sql, s.args...)
 		if s.read == nil {
 			q.Exec(func(c pgconn.CommandTag) error {
-				done++
-				if i > 0 && endsTransaction(c) && ender < 0 {
-					ender = i
-				}
+				r.executed(i, c)
 				return nil
 			})
 			continue
@@ -83,32 +80,52 @@ func (f *Fences) send(ctx context.Context, conn *pgx.Conn, statements []statemen
 		q.QueryRow(func(row pgx.Row) error {
 			err := s.read(row)
 			if err == nil {
-				done++
+				r.done++
 			}
 			return err
 		})
 	}
-	var tag string
-	b.Queue(f.sql.commit).Exec(func(c pgconn.CommandTag) error { tag = c.String(); return nil })
+	b.Queue(f.sql.commit).Exec(func(c pgconn.CommandTag) error { r.tag = c.String(); return nil })
 	err := conn.SendBatch(ctx, b).Close()
+	return r.outcome(conn, statements, err, notSent(conn, err))
+}
+
+// reading is what was answered to the statements of one transaction.
+type reading struct {
+	done  int    // statements that were executed
+	ender int    // the first of them that has ended the transaction; -1 for none
+	tag   string // the answer to COMMIT
+}
+
+// executed counts a statement that gives nothing to read.
+func (r *reading) executed(i int, c pgconn.CommandTag) {
+	r.done++
+	if i > 0 && endsTransaction(c) && r.ender < 0 {
+		r.ender = i
+	}
+}
+
+// outcome says what became of the transaction. notSent is whether COMMIT did not
+// leave, where err is not of the server.
+func (r *reading) outcome(conn *pgx.Conn, statements []statement, err error, notSent bool) outcome {
 	o := outcome{at: -1, err: err}
 	if e, ok := errors.AsType[pgx.ErrPreprocessingBatch](err); ok {
 		o.at = only(statements, e.SQL())
-	} else if answeredByServer(err) && done < len(statements) {
-		o.at = done
+	} else if answeredByServer(err) && r.done < len(statements) {
+		o.at = r.done
 	}
 	switch {
-	case ender >= 0:
-		o = outcome{ended, ender, err}
+	case r.ender >= 0:
+		o = outcome{ended, r.ender, err}
 	// Its answer is here, whatever became of the connection behind it.
-	case tag == "COMMIT":
+	case r.tag == "COMMIT":
 		o = outcome{at: -1}
 		if notReplicated(conn.PgConn()) {
 			o.fate = notReplicatedFate
 		}
-	case tag == "ROLLBACK": // the server's answer to COMMIT of a failed transaction
+	case r.tag == "ROLLBACK": // the server's answer to COMMIT of a failed transaction
 		o.fate = rolledBack
-	case answeredByServer(err), notSent(conn, err):
+	case answeredByServer(err), notSent:
 		o.fate = refused
 	default:
 		// A lost connection, a time-out, or a session that was ended while it

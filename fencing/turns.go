@@ -1,20 +1,13 @@
 package fencing
 
-import (
-	"context"
-	"sync"
-)
+import "sync"
 
-// turnsOfAKey is how many commits of the batch shape under one key a process
-// has at the server at a time: one that commits, and one that waits for its
-// fence there, so that the lock changes hands with no turn of the network
-// between. More would wait as well, each with a connection of its own, and a
-// wait for a lock that many wait for costs the server more than the commit.
-const turnsOfAKey = 2
-
-// turns lets the commits of a key wait in the process instead of at the server.
-// It is a matter of cost alone: who goes first is for the fence's lock, as it is
-// between processes. The zero value is usable.
+// turns are the lines in which commits of the batch shape that are no lease's
+// wait for each other, one for each key: each is a transaction of its own, and
+// waits in the process instead of at the server, where each would have a
+// connection and wait for the fence's lock; a lock that many wait for costs the
+// server more than the commit. It is a matter of cost alone: who goes first is
+// for the lock, as it is between processes. The zero value is usable.
 type turns struct {
 	mu   sync.Mutex
 	keys map[string]*turn
@@ -22,36 +15,33 @@ type turns struct {
 
 // turn is a key that somebody commits under.
 type turn struct {
-	tickets chan struct{} // one in it for each commit at the server
-	users   int           // at the server or waiting; the last one removes the key
+	line  *line
+	users int // in line or under way; the last one removes the key
 }
 
-// take waits for one of the key's turns, in the order of coming. The caller gives
-// it back with the function returned, unless there is an error: ctx's.
-func (t *turns) take(ctx context.Context, key string) (giveBack func(), err error) {
+// unpiped is how many connections the commits of one key have where they can't
+// follow each other on one: the second one waits for the fence at the server, so
+// that the lock changes hands with no turn of the network between.
+const unpiped = 2
+
+// line gives the key's line, until leave is called.
+func (t *turns) line(f *Fences, key string) (q *line, leave func()) {
 	t.mu.Lock()
+	defer t.mu.Unlock()
 	k := t.keys[key]
 	if k == nil {
-		k = &turn{tickets: make(chan struct{}, turnsOfAKey)}
+		k = &turn{line: f.ownLine(1)}
 		if t.keys == nil {
 			t.keys = map[string]*turn{}
 		}
 		t.keys[key] = k
 	}
 	k.users++
-	t.mu.Unlock()
-	leave := func() {
+	return k.line, func() {
 		t.mu.Lock()
 		defer t.mu.Unlock()
 		if k.users--; k.users == 0 {
 			delete(t.keys, key)
 		}
-	}
-	select {
-	case k.tickets <- struct{}{}:
-		return func() { <-k.tickets; leave() }, nil
-	case <-ctx.Done():
-		leave()
-		return nil, context.Cause(ctx)
 	}
 }

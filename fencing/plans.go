@@ -1,0 +1,135 @@
+package fencing
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"maps"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// plansKey is where a connection keeps what its pipes have prepared.
+const plansKey = "fenceline.plans"
+
+// plans are the statements that are prepared on a connection for its pipes: pgx
+// has a cache of its own, which it lets nobody use. They last as long as the
+// connection does.
+type plans struct {
+	byText map[string]*plan
+	turn   int
+}
+
+type plan struct {
+	*pgconn.StatementDescription     // nil: the server refuses it, and pgx is to ask again each time
+	used                         int // the last turn
+}
+
+func plansOf(conn *pgconn.PgConn) *plans {
+	all, ok := conn.CustomData()[plansKey].(*plans)
+	if !ok {
+		all = &plans{byText: map[string]*plan{}}
+		conn.CustomData()[plansKey] = all
+	}
+	return all
+}
+
+// forget has everything prepared anew: a statement is not there any more (26000,
+// somebody has discarded it), or the tables have changed under it (0A000).
+func (a *plans) forget() { clear(a.byText) }
+
+// plans are the prepared statements of texts; false while one of them is not.
+// What is not there yet is prepared when nothing is under way.
+func (p *pipe) plans(texts []string) ([]*pgconn.StatementDescription, bool) {
+	all := plansOf(p.conn.PgConn())
+	all.turn++
+	var missing []string
+	out := make([]*pgconn.StatementDescription, len(texts))
+	for i, text := range texts {
+		switch known := all.byText[text]; {
+		case known == nil:
+			if !slices.Contains(missing, text) {
+				missing = append(missing, text)
+			}
+		case known.StatementDescription == nil:
+			return nil, false
+		default:
+			known.used, out[i] = all.turn, known.StatementDescription
+		}
+	}
+	if len(missing) == 0 {
+		return out, true
+	}
+	if p.busy() {
+		return nil, false
+	}
+	p.pause()
+	if !p.prepare(all, missing) {
+		return nil, false
+	}
+	for i, text := range texts {
+		out[i] = all.byText[text].StatementDescription
+	}
+	return out, true
+}
+
+// prepare prepares texts in one round trip, and lets go of what was not used for
+// longest where there would be too many. It says whether all could be prepared.
+func (p *pipe) prepare(all *plans, texts []string) bool {
+	ctx, cancel := context.WithTimeout(p.ctx, p.f.cfg.CommitTimeout)
+	defer cancel()
+	line := p.conn.PgConn().StartPipeline(ctx)
+	for _, text := range all.leave(len(texts)) {
+		if gone := all.byText[text]; gone.StatementDescription != nil {
+			line.SendDeallocate(gone.Name)
+		}
+		delete(all.byText, text)
+	}
+	for _, text := range texts {
+		line.SendDeallocate(planName(text)) // which may be there still, after forget
+		line.SendPrepare(planName(text), text, nil)
+	}
+	err := line.Sync()
+	for err == nil && len(texts) > 0 {
+		var results any
+		switch results, err = line.GetResults(); results := results.(type) {
+		case *pgconn.StatementDescription:
+			// The answer names nothing; they come in the order of asking.
+			results.Name, results.SQL = planName(texts[0]), texts[0]
+			all.byText[texts[0]] = &plan{results, all.turn}
+			texts = texts[1:]
+		case *pgconn.CloseComplete:
+		default:
+			if err == nil {
+				err = pgx.ErrNoRows
+			}
+		}
+	}
+	if pg, ok := errors.AsType[*pgconn.PgError](err); ok && !fatal(pg) { // of this text; those behind it were not looked at
+		all.byText[texts[0]] = &plan{used: all.turn}
+	}
+	return line.Close() == nil && err == nil
+}
+
+// planName is the same in all processes: a pooler that does not know of prepared
+// statements may let one meet what another has prepared.
+func planName(text string) string {
+	digest := sha256.Sum256([]byte(text))
+	return "fenceline_" + hex.EncodeToString(digest[:16])
+}
+
+// leave are the texts to be let go so that there is room for n more.
+func (a *plans) leave(n int) []string {
+	over := len(a.byText) + n - preparedMost
+	if over <= 0 {
+		return nil
+	}
+	texts := slices.SortedFunc(maps.Keys(a.byText), func(x, y string) int {
+		return cmp.Compare(a.byText[x].used, a.byText[y].used)
+	})
+	return texts[:min(over, len(texts))]
+}
