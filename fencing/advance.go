@@ -27,6 +27,10 @@ func (f *Fences) Advance(ctx context.Context, tx pgx.Tx, key string, token int64
 	if token != 0 {
 		want = &token
 	}
+	// It waits for 5 s at the most, behind a database that begins a new history by
+	// itself.
+	ctx, cancel := context.WithTimeout(ctx, f.cfg.CommitTimeout+2*silence)
+	defer cancel()
 	p := Position{Key: key}
 	err := tx.QueryRow(ctx, f.sql.advance, key, want).Scan(&p.Epoch, &p.Token)
 	return p, translate(err)

@@ -40,26 +40,19 @@ func (f *Fences) queryBehind(ctx context.Context, limit time.Duration, settings 
 	return err
 }
 
-// call is query for a statement that gives one row.
-func (f *Fences) call(ctx context.Context, read func(pgx.Row) error, sql string, args ...any) error {
-	return f.query(ctx, oneRow(read), sql, args...)
-}
+// patientSQL keeps the times that a login may have set for its queries and
+// transactions from a function that waits for a fence as long as its argument says.
+// They would end the wait before the function does, with an error that doesn't name
+// who is in the way; so a takeover would never end a session that keeps it (see
+// unblock). The last one is there since PostgreSQL 17.
+const patientSQL = `select set_config('statement_timeout', '0', true), set_config('lock_timeout', '0', true),
+	case when current_setting('transaction_timeout', true) is not null then set_config('transaction_timeout', '0', true) end`
 
-// patientSQL keeps a statement_timeout of the login's, which is for its queries,
-// from a function that waits for a fence as long as its argument says. It would
-// end the wait before the function does, with an error that doesn't name who is in
-// the way; so a takeover would never end a session that keeps it (see unblock).
-const patientSQL = "set local statement_timeout = 0"
-
-// wait is call for a function that waits for others, and bounds that itself.
+// wait is query for a function that gives one row, waits for others, and bounds that
+// itself.
 func (f *Fences) wait(ctx context.Context, limit time.Duration, read func(pgx.Row) error, sql string, args ...any) error {
 	return f.queryBehind(ctx, limit, []string{patientSQL}, oneRow(read), sql, args...)
 }
-
-// silence is how much longer than the function that was called may wait its answer
-// is waited for. A server whose host is gone answers nothing, also not that it is
-// gone; the operating system would wait for it for a quarter of an hour.
-const silence = 5 * time.Second
 
 func within(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {
 	if limit == 0 {

@@ -217,7 +217,8 @@ var errTorn = errors.New("fencing: a queued statement ended the transaction")
 // round trip. The wait for the fence ends with the context of any of them. A
 // refusal of the gate is the answer of the member that it names.
 func (f *Fences) enterCompany(ctx context.Context, conn *pgxpool.Conn, members []*member) (culprit int, err error) {
-	ctx, cancel := context.WithCancel(ctx)
+	// As at a session's gate: then it is tried again, on another connection.
+	ctx, cancel := context.WithTimeout(ctx, shortest(members)+silence)
 	defer cancel()
 	for _, m := range members {
 		m.receipt, m.err = Receipt{}, nil

@@ -42,7 +42,9 @@ type Receipt struct {
 // or panics, everything is rolled back, and the error is returned as it is.
 //
 // A deadline of ctx ends the wait for the gate and fn; from sending COMMIT on,
-// Config.CommitTimeout takes its place.
+// Config.CommitTimeout takes its place. A database whose host is gone without a word
+// is left for the next one after the gate's timeout and 5 s, while the gate is waited
+// for; what fn sends is for the deadline of its context to end.
 //
 // Answers: a Receipt; Replayed in it when the same attempt had committed
 // before, also after a takeover. A [*RefusedError] that matches ErrStale,
@@ -74,7 +76,8 @@ type session struct {
 
 	company []*member // those whose callbacks run in the same transaction
 
-	conn   *pgxpool.Conn
+	conn   *pgxpool.Conn // nil for none
+	moved  bool          // it is not the one that the session has begun with
 	queued []statement
 	close  []func() // what is called when the transaction has ended
 }
@@ -86,7 +89,7 @@ func (s *session) commit(ctx context.Context, fn func(ctx context.Context, txs [
 	if err != nil {
 		return make([]Receipt, len(s.gates)), connectError(s.key(), err)
 	}
-	defer s.conn.Release() // a connection that is still in a transaction is closed by the pool
+	defer s.release() // a connection that is still in a transaction is closed by the pool
 	return s.commitOn(ctx, fn)
 }
 
@@ -96,6 +99,9 @@ func (s *session) commitOn(ctx context.Context, fn func(ctx context.Context, txs
 	defer func() {
 		for _, c := range s.close {
 			c()
+		}
+		if s.moved {
+			s.release()
 		}
 	}()
 	at, refusedAt, err := s.enter(ctx)
@@ -140,7 +146,45 @@ func (s *session) key() string { return s.gates[0].Position.Key }
 
 // enter begins the transaction and passes the gates, in one round trip. The
 // index is of the gate that refused.
+//
+// How long the gate waits for its fence is for ctx to say. A server whose host is
+// gone lets nobody through, and never says so: so now and then, when whoever holds
+// the fence can be expected to have been ended, the question is asked anew on another
+// connection. Nothing is lost by that, since nothing can be written before it is
+// answered, but the place in the line.
 func (s *session) enter(ctx context.Context) (at []time.Time, refusedAt int, err error) {
+	for {
+		asking, asked := context.WithTimeout(ctx, s.timeout+silence)
+		at, refusedAt, err = s.ask(asking)
+		silent := asking.Err() != nil
+		asked()
+		if _, unreached := errors.AsType[*unreachedError](err); !unreached || !silent || ctx.Err() != nil {
+			return at, refusedAt, err
+		}
+		if err := s.reconnect(ctx); err != nil {
+			return nil, 0, connectError(s.key(), err)
+		}
+	}
+}
+
+// reconnect replaces a connection that has answered nothing. It goes first: the pool
+// may have no other.
+func (s *session) reconnect(ctx context.Context) (err error) {
+	s.rollback()
+	s.release()
+	s.f.distrust()
+	s.conn, err = s.f.connection(ctx)
+	s.moved = true
+	return err
+}
+
+func (s *session) release() {
+	if s.conn != nil {
+		s.conn.Release()
+	}
+}
+
+func (s *session) ask(ctx context.Context) (at []time.Time, refusedAt int, err error) {
 	at = make([]time.Time, len(s.gates))
 	b := &pgx.Batch{}
 	b.Queue(s.f.sql.begin)
@@ -267,7 +311,11 @@ func (s *session) check() (at int) {
 	return len(s.queued) - 1
 }
 
-func (s *session) rollback() { s.f.rollback(s.conn) }
+func (s *session) rollback() {
+	if s.conn != nil {
+		s.f.rollback(s.conn)
+	}
+}
 
 // rollback ends what is left of the transaction, if the connection still lives.
 // The caller's context may be over, so it is not asked.

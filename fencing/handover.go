@@ -39,7 +39,7 @@ func (l *Lease) HandOver(ctx context.Context, holder string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
 	var ok bool
-	err = l.f.call(ctx, func(row pgx.Row) error { return row.Scan(&ok) }, l.f.sql.handOver, pos.Key, pos.Epoch, pos.Token, holder, l.cfg.ReserveFor)
+	err = l.f.wait(ctx, 0, func(row pgx.Row) error { return row.Scan(&ok) }, l.f.sql.handOver, pos.Key, pos.Epoch, pos.Token, holder, l.cfg.ReserveFor)
 	l.f.freed(pos.Key) // the successor may be another holder of this process
 	switch {
 	case err != nil:

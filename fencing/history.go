@@ -94,7 +94,11 @@ func (f *Fences) follow(ctx context.Context, err error) bool {
 	if !errors.As(err, &h) || h.OnNew != Bump {
 		return false
 	}
-	if err := f.query(ctx, func(rows pgx.Rows) error { rows.Close(); return rows.Err() }, f.sql.follow); err != nil {
+	// It waits for the commits in progress, as each of them waits for its turn: so a
+	// login's statement_timeout is not for it, and whoever comes later finds the
+	// history begun or tries himself.
+	err = f.queryBehind(ctx, f.cfg.CommitTimeout+silence, []string{patientSQL}, func(rows pgx.Rows) error { rows.Close(); return rows.Err() }, f.sql.follow)
+	if err != nil {
 		f.cfg.Logger.Error("the database may begin a new history, and could not", "error", err)
 		return false
 	}

@@ -144,7 +144,7 @@ func (l *Lease) release(ctx context.Context, pos Position) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
 	var released bool
-	err := l.f.call(ctx, func(row pgx.Row) error { return row.Scan(&released) }, l.f.sql.release, pos.Key, pos.Epoch, pos.Token)
+	err := l.f.wait(ctx, 0, func(row pgx.Row) error { return row.Scan(&released) }, l.f.sql.release, pos.Key, pos.Epoch, pos.Token)
 	l.f.freed(pos.Key) // the first time was before the database knew
 	if err != nil {
 		return fmt.Errorf("fencing: release %q: %w", pos.Key, translate(err))

@@ -3,6 +3,7 @@ package fencing_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -12,6 +13,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fenceline/fenceline/fencing"
+	"github.com/fenceline/fenceline/internal/pgmigrated"
+	"github.com/fenceline/fenceline/internal/schema"
 )
 
 // blackhole swallows, from when it is told so, what is sent on every connection
@@ -100,5 +103,132 @@ func TestAServerThatVanishesBetweenTwoCallbacksKeepsNeither(t *testing.T) {
 		w.wantWritten("k", written{receipts: 2, results: 2})
 	case <-time.After(time.Minute):
 		t.Fatal("they wait for a server that is gone")
+	}
+}
+
+// It does so whatever is asked of it, with no deadline but the library's own: also
+// where the pool has connections that were idle, each of which leads nowhere, and the
+// pool would ask them first, one after the other.
+func TestWhatIsAskedOfAServerThatHasVanishedIsAskedOfTheNextOne(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	asked := map[string]func(k *worker, lease *fencing.Lease) error{
+		"Commit": func(_ *worker, lease *fencing.Lease) error {
+			_, err := lease.Commit(ctx, content("s", "x"), write)
+			return err
+		},
+		"CommitBatch": func(_ *worker, lease *fencing.Lease) error {
+			_, err := lease.CommitBatch(ctx, content("s", "x"), func(*fencing.Batch) error { return nil })
+			return err
+		},
+		"Close": func(_ *worker, lease *fencing.Lease) error {
+			_, err := lease.Close(ctx)
+			return err
+		},
+		"Open": func(k *worker, _ *fencing.Lease) error {
+			_, err := k.Open(ctx, "another")
+			return err
+		},
+		"Acquire": func(k *worker, _ *fencing.Lease) error {
+			_, err := k.Acquire(ctx, "another still", fencing.LeaseConfig{TTL: time.Minute})
+			return err
+		},
+	}
+	for name, ask := range asked {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var hole blackhole
+			k := w.workerAt(name, w.producer, 4, hole.between, func(cfg *pgxpool.Config) {
+				cfg.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return true }
+			})
+			lease := k.acquireWith(name, fencing.LeaseConfig{TTL: 10 * time.Minute})
+			var idle []*pgxpool.Conn
+			for range 4 {
+				conn, err := k.pool.Acquire(ctx)
+				w.ok(err)
+				idle = append(idle, conn)
+			}
+			for _, conn := range idle {
+				conn.Release()
+			}
+			hole.open()
+			within(t, func() error { return ask(k, lease) })
+		})
+	}
+}
+
+// The question may also be lost on its way, on a connection that has just worked.
+func TestAGateThatAnswersNothingIsAskedAnew(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for _, callbacks := range []int{1, 2} {
+		t.Run(fmt.Sprintf("callbacks at once: %d", callbacks), func(t *testing.T) {
+			t.Parallel()
+			var hole blackhole
+			k := w.workerAt("k", w.producer, 1, hole.between)
+			lease := k.acquireWith(t.Name(), fencing.LeaseConfig{TTL: 10 * time.Minute, GateTimeout: 3 * time.Second, CoalesceCallbacks: callbacks})
+			hole.open()
+			within(t, func() error {
+				answers := make(chan error, callbacks)
+				for i := range callbacks {
+					go func() {
+						_, err := lease.Commit(ctx, content(fmt.Sprint(i), "x"), write)
+						answers <- err
+					}()
+				}
+				var err error
+				for range callbacks {
+					err = errors.Join(err, <-answers)
+				}
+				return err
+			})
+		})
+	}
+}
+
+// What can't be asked anew ends with an error.
+func TestASweepAndAnAdvanceEndWhereTheServerHasVanished(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	ends := func(name, dsn string, ask func(k *worker, hole *blackhole) error) {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var hole blackhole
+			k := w.workerOn(w.poolAt(dsn, 1, hole.between), fencing.Config{Holder: name, CommitTimeout: time.Second})
+			within(t, func() error {
+				if err := ask(k, &hole); !errors.Is(err, context.DeadlineExceeded) {
+					return fmt.Errorf("it ended with %w", err)
+				}
+				return nil
+			})
+		})
+	}
+	ends("sweep", pgmigrated.Login(t, w.dsn, schema.KindOperator), func(k *worker, hole *blackhole) error {
+		hole.open()
+		_, err := k.Sweep(ctx, fencing.SweepConfig{Batch: 1})
+		return err
+	})
+	ends("advance", w.dsn, func(k *worker, hole *blackhole) error {
+		tx, err := k.pool.Begin(ctx)
+		w.ok(err)
+		defer tx.Rollback(ctx) //nolint:errcheck // it is gone
+		hole.open()
+		_, err = k.Advance(ctx, tx, "k", 1)
+		return err
+	})
+}
+
+// within fails where something takes longer than any bound that the library has.
+func within(t *testing.T, do func() error) {
+	t.Helper()
+	done := make(chan error, 1)
+	go func() { done <- do() }()
+	select {
+	case err := <-done:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(time.Minute):
+		t.Fatal("it waits for a server that is gone")
 	}
 }

@@ -2,6 +2,7 @@ package fencing
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -46,6 +47,9 @@ const (
 	planLimit = 100_000
 	// floorWait is how long the sweep queues for a fence that is busy.
 	floorWait = time.Second
+	// sweepRow is what a turn or a receipt may take of a transaction's time, on a
+	// database that is busy.
+	sweepRow = 10 * time.Millisecond
 )
 
 func (c SweepConfig) withDefaults() SweepConfig {
@@ -204,8 +208,16 @@ func (s *sweep) run(ctx context.Context) error {
 	}
 }
 
+// call is one transaction of the sweep. A database whose host is gone answers none:
+// it is waited for longer than such a transaction takes, and then the sweep ends
+// with an error, as after any other that it can be begun again behind.
 func (s *sweep) call(ctx context.Context, sql string, args []any, dest ...any) error {
-	return s.f.call(ctx, func(row pgx.Row) error { return row.Scan(dest...) }, schema.Expand(sql, s.f.cfg.Schema), args...)
+	limit := 2*s.f.cfg.CommitTimeout + time.Duration(s.cfg.Batch)*sweepRow
+	err := s.f.queryBehind(ctx, limit, []string{patientSQL}, oneRow(func(row pgx.Row) error { return row.Scan(dest...) }), schema.Expand(sql, s.f.cfg.Schema), args...)
+	if err != nil && ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("no answer, or no connection, for %v: %w", limit, err)
+	}
+	return err
 }
 
 func (s *sweep) floors(ctx context.Context, from mark) (turns int, to mark, busy []int64, err error) {
@@ -266,7 +278,7 @@ func (s *sweep) keep(what, reason string, n int64, example string) {
 }
 
 func (s *sweep) plan(ctx context.Context) error {
-	return s.f.query(ctx, func(rows pgx.Rows) error {
+	return s.f.queryBehind(ctx, 0, []string{patientSQL}, func(rows pgx.Rows) error {
 		var goes bool
 		var k Kept
 		var until *time.Time

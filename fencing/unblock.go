@@ -23,6 +23,8 @@ func (f *Fences) unblock(ctx context.Context, b *BlockedError, timeout time.Dura
 	if len(b.PIDs) == 0 {
 		return false
 	}
+	ctx, cancel := context.WithTimeout(ctx, silence)
+	defer cancel()
 	var ended int
 	if err := f.pool.QueryRow(ctx, unblockSQL, b.PIDs, timeout).Scan(&ended); err != nil {
 		f.cfg.Logger.Warn("could not look at what blocks the fence", "key", b.Key, "pids", b.PIDs, "error", err)
