@@ -12,7 +12,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fenceline/fenceline/fencing"
 	"github.com/fenceline/fenceline/internal/config"
@@ -32,8 +31,14 @@ func (p *protection) register(s *config.Set) {
 	s.Duration(&p.wait, "wait", "", 10*time.Second, time.Millisecond, time.Hour, "time to wait for the transactions that are writing the table; those that come later wait behind this command")
 }
 
-// with runs f with a pool and the table's name in its parts.
-func (p *protection) with(ctx context.Context, name string, f func(context.Context, *pgxpool.Pool, pgx.Identifier) error) error {
+// untimed is for what waits as long as -wait says: what the login has set is for
+// other things. (The last one is there since PostgreSQL 17.)
+const untimed = `select set_config(name, '0', true) from pg_catalog.pg_settings where name in ('statement_timeout', 'lock_timeout', 'transaction_timeout')`
+
+// with runs f with the table's name in its parts, in a transaction that may write (a
+// person's login is often set to write nothing unless it is told so), and prints what
+// f has to say when that is committed.
+func (p *protection) with(ctx context.Context, name string, stdout io.Writer, f func(context.Context, pgx.Tx, pgx.Identifier) (string, error)) error {
 	pool, err := p.postgres.Open(ctx, name)
 	if err != nil {
 		return err
@@ -47,11 +52,21 @@ func (p *protection) with(ctx context.Context, name string, f func(context.Conte
 	if errors.As(err, &pg) && pg.Code == "22023" { // not a name
 		return &config.UsageError{Err: fmt.Errorf("%s: -table: %q is not a name: want table or schema.table, with double quotes around what has other characters than lower-case letters, digits and underscores", name, p.table)}
 	}
+	var done string
 	if err == nil {
-		err = f(ctx, pool, parts)
+		err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, func(tx pgx.Tx) (err error) {
+			if _, err := tx.Exec(ctx, untimed); err != nil {
+				return err
+			}
+			done, err = f(ctx, tx, parts)
+			return err
+		})
 	}
 	if errors.Is(err, context.DeadlineExceeded) {
 		return fmt.Errorf("%s: no lock on the table within %v: it is being written; look at pg_stat_activity for long transactions, or raise -wait", name, p.wait)
+	}
+	if err == nil {
+		_, err = fmt.Fprintln(stdout, done)
 	}
 	return err
 }
@@ -68,12 +83,11 @@ func protect(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	if err := config.Parse(s, args, stdout); err != nil {
 		return err
 	}
-	return p.with(ctx, s.Name, func(ctx context.Context, pool *pgxpool.Pool, table pgx.Identifier) error {
-		if err := fencing.Protect(ctx, pool, p.postgres.Schema, table, column); err != nil {
-			return config.NeedsRole(err, p.postgres.Schema, schema.KindProducer)
+	return p.with(ctx, s.Name, stdout, func(ctx context.Context, tx pgx.Tx, table pgx.Identifier) (string, error) {
+		if err := fencing.Protect(ctx, tx, p.postgres.Schema, table, column); err != nil {
+			return "", config.NeedsRole(err, p.postgres.Schema, schema.KindProducer)
 		}
-		fmt.Fprintf(stdout, "%s is protected: a write needs the gate of the key in %s\n", table.Sanitize(), pgx.Identifier{column}.Sanitize())
-		return nil
+		return fmt.Sprintf("%s is protected: a write needs the gate of the key in %s", table.Sanitize(), pgx.Identifier{column}.Sanitize()), nil
 	})
 }
 
@@ -84,17 +98,16 @@ func unprotect(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	if err := config.Parse(s, args, stdout); err != nil {
 		return err
 	}
-	return p.with(ctx, s.Name, func(ctx context.Context, pool *pgxpool.Pool, table pgx.Identifier) error {
-		was, err := fencing.Unprotect(ctx, pool, p.postgres.Schema, table)
+	return p.with(ctx, s.Name, stdout, func(ctx context.Context, tx pgx.Tx, table pgx.Identifier) (string, error) {
+		was, err := fencing.Unprotect(ctx, tx, p.postgres.Schema, table)
 		switch {
 		case err != nil:
-			return config.NeedsRole(err, p.postgres.Schema, schema.KindProducer)
+			return "", config.NeedsRole(err, p.postgres.Schema, schema.KindProducer)
 		case was:
-			fmt.Fprintf(stdout, "%s is not protected any more\n", table.Sanitize())
+			return table.Sanitize() + " is not protected any more", nil
 		default:
-			fmt.Fprintf(stdout, "%s was not protected: \"relay protected\" lists the tables that are\n", table.Sanitize())
+			return table.Sanitize() + " was not protected: \"relay protected\" lists the tables that are", nil
 		}
-		return nil
 	})
 }
 

@@ -2,12 +2,15 @@ package main
 
 import (
 	"encoding/json"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/fenceline/fenceline/internal/cmdtest"
 	"github.com/fenceline/fenceline/internal/pgmigrated"
+	"github.com/fenceline/fenceline/internal/pgtest"
 )
 
 func TestProtectUnprotectAndTheListFromTheCommandLine(t *testing.T) {
@@ -49,6 +52,45 @@ func TestProtectUnprotectAndTheListFromTheCommandLine(t *testing.T) {
 		t.Fatal(err)
 	}
 	want(t, run("protect", "-table", "r", "-column", "key", "-wait", "300ms"), 1, "no lock on the table within 300ms", "long transactions")
+}
+
+// What the owner's login has set is for other things: whoever protects a table writes,
+// and waits for its writers as long as -wait says.
+func TestATableIsProtectedWhateverItsOwnersLoginHasSet(t *testing.T) {
+	admin := cmdtest.Migrated(t)
+	owner := pgmigrated.Login(t, admin, "producer")
+	cfg, err := pgx.ParseConfig(owner)
+	if err != nil {
+		t.Fatal(err)
+	}
+	login := pgx.Identifier{cfg.User}.Sanitize()
+	cmdtest.Exec(t, admin, "create table public.r (id int, key text)", "alter table public.r owner to "+login, "grant create on schema public to "+login)
+	for _, set := range []string{"default_transaction_read_only = on", "default_transaction_isolation = 'serializable'", "statement_timeout = '500ms'", "lock_timeout = '500ms'"} {
+		cmdtest.Exec(t, admin, "alter role "+login+" set "+set)
+	}
+	conn := pgtest.Connect(t, admin)
+	for _, c := range []struct{ command, done string }{{"protect -table r -column key", "is protected"}, {"unprotect -table r", "not protected any more"}} {
+		tx, err := conn.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := tx.Exec(t.Context(), "lock table public.r in row exclusive mode"); err != nil { // as a writer has it
+			t.Fatal(err)
+		}
+		done := make(chan cmdtest.Result, 1)
+		go func() {
+			done <- cmdtest.Run(t, cmdtest.Env{"FENCELINE_POSTGRES_DSN=" + owner}, "relay", append(strings.Fields(c.command), "-wait", "1m")...)
+		}()
+		for waited := false; !waited && len(done) == 0; time.Sleep(5 * time.Millisecond) {
+			if err := conn.QueryRow(t.Context(), "select exists (select from pg_stat_activity where usename = $1 and wait_event_type = 'Lock' and clock_timestamp() - query_start > interval '800 ms')", cfg.User).Scan(&waited); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := tx.Rollback(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		want(t, <-done, 0, c.done)
+	}
 }
 
 func TestProtectRefusesWhatItCannotProtectAndSaysWhatIsRight(t *testing.T) {
