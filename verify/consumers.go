@@ -56,37 +56,43 @@ func (r *run) consumerTopics(ctx context.Context, c *Consumer) ([]string, error)
 		return nil, fmt.Errorf("verify: consumer %s: %w", c.Name, err)
 	}
 	var known bool
-	err := c.Pool.QueryRow(ctx, schema.Expand(`select exists (select 1 from @schema@.consumer_stream where consumer = $1) or exists (select 1 from @schema@.consumer_offset where consumer = $1)`, c.Schema), c.Name).Scan(&known)
+	var topics []string
+	err := reading(ctx, c.Pool, pgx.ReadCommitted, func(tx pgx.Tx) error {
+		err := tx.QueryRow(ctx, schema.Expand(`select exists (select 1 from @schema@.consumer_stream where consumer = $1) or exists (select 1 from @schema@.consumer_offset where consumer = $1)`, c.Schema), c.Name).Scan(&known)
+		if err != nil || !known {
+			return err
+		}
+		rows, err := tx.Query(ctx, schema.Expand(`select distinct topic from @schema@.consumer_offset where consumer = $1`, c.Schema), c.Name)
+		if err == nil {
+			topics, err = pgx.CollectRows(rows, pgx.RowTo[string])
+		}
+		return err
+	})
 	switch {
 	case err != nil:
-		return nil, fmt.Errorf("verify: consumer %s: look for it: %w", c.Name, err)
+		return nil, fmt.Errorf("verify: consumer %s: look for it and its topics: %w", c.Name, err)
 	case !known:
 		return nil, &NoConsumerError{c.Name, c.Schema}
 	}
-	rows, err := c.Pool.Query(ctx, schema.Expand(`select distinct topic from @schema@.consumer_offset where consumer = $1`, c.Schema), c.Name)
-	if err == nil {
-		var topics []string
-		if topics, err = pgx.CollectRows(rows, pgx.RowTo[string]); err == nil {
-			return topics, nil
-		}
-	}
-	return nil, fmt.Errorf("verify: consumer %s: list its topics: %w", c.Name, err)
+	return topics, nil
 }
 
 func (r *run) readConsumers(ctx context.Context) error {
 	for i := range r.cfg.Consumers {
 		c := &r.cfg.Consumers[i]
-		if err := r.readConsumer(ctx, c, int32(i)); err != nil {
+		// READ COMMITTED: what is read first is read as of before what comes later.
+		err := reading(ctx, c.Pool, pgx.ReadCommitted, func(tx pgx.Tx) error { return r.readConsumer(ctx, tx, c, int32(i)) })
+		if err != nil {
 			return fmt.Errorf("verify: consumer %s: %w", c.Name, err)
 		}
 	}
 	return nil
 }
 
-func (r *run) readConsumer(ctx context.Context, c *Consumer, number int32) error {
+func (r *run) readConsumer(ctx context.Context, tx pgx.Tx, c *Consumer, number int32) error {
 	f := following{name: c.Name, streams: map[string]stream{}, offsets: map[logPartition]offset{}, set: map[logPlace]bool{}}
 	query := func(sql string, to []any, each func() error) error {
-		rows, err := c.Pool.Query(ctx, schema.Expand(sql, c.Schema), c.Name)
+		rows, err := tx.Query(ctx, schema.Expand(sql, c.Schema), c.Name)
 		if err == nil {
 			_, err = pgx.ForEachRow(rows, to, each)
 		}

@@ -40,7 +40,10 @@ func (r *run) readCursors(ctx context.Context) (*cursors, error) {
 		return nil, fmt.Errorf("verify: %w", err)
 	}
 	var at cursors
-	if err := r.cfg.Producer.QueryRow(ctx, r.sql(cursorsSQL)).Scan(&at.flows, &at.held, &at.estimate); err != nil {
+	err := reading(ctx, r.cfg.Producer, pgx.ReadCommitted, func(tx pgx.Tx) error {
+		return tx.QueryRow(ctx, r.sql(cursorsSQL)).Scan(&at.flows, &at.held, &at.estimate)
+	})
+	if err != nil {
 		return nil, fmt.Errorf("verify: read the relay's cursors: %w", err)
 	}
 	return &at, nil
@@ -49,31 +52,37 @@ func (r *run) readCursors(ctx context.Context) (*cursors, error) {
 // streams are the topics that events were ever appended to, as far as remembered.
 func (r *run) streams(ctx context.Context) ([]string, error) {
 	// Skips from one topic to the next by index: a key's count doesn't matter.
-	rows, err := r.cfg.Producer.Query(ctx, r.sql(`
+	topics, err := r.names(ctx, `
 with recursive t as (
   (select topic from @schema@.head order by topic limit 1)
   union all
   select (select h.topic from @schema@.head h where h.topic > t.topic order by h.topic limit 1) from t where t.topic is not null)
-select topic from t where topic is not null`))
-	if err == nil {
-		var topics []string
-		if topics, err = pgx.CollectRows(rows, pgx.RowTo[string]); err == nil {
-			return topics, nil
-		}
+select topic from t where topic is not null`)
+	if err != nil {
+		return nil, fmt.Errorf("verify: list the topics of the outbox: %w", err)
 	}
-	return nil, fmt.Errorf("verify: list the topics of the outbox: %w", err)
+	return topics, nil
+}
+
+// names is one column of texts.
+func (r *run) names(ctx context.Context, sql string) (names []string, err error) {
+	err = reading(ctx, r.cfg.Producer, pgx.ReadCommitted, func(tx pgx.Tx) error {
+		rows, err := tx.Query(ctx, r.sql(sql))
+		if err == nil {
+			names, err = pgx.CollectRows(rows, pgx.RowTo[string])
+		}
+		return err
+	})
+	return names, err
 }
 
 // retired are the topics that an operator has given up.
 func (r *run) retired(ctx context.Context) ([]string, error) {
-	rows, err := r.cfg.Producer.Query(ctx, r.sql(`select topic from @schema@.relay_topic where retired_at is not null`))
-	if err == nil {
-		var topics []string
-		if topics, err = pgx.CollectRows(rows, pgx.RowTo[string]); err == nil {
-			return topics, nil
-		}
+	topics, err := r.names(ctx, `select topic from @schema@.relay_topic where retired_at is not null`)
+	if err != nil {
+		return nil, fmt.Errorf("verify: list the retired topics: %w", err)
 	}
-	return nil, fmt.Errorf("verify: list the retired topics: %w", err)
+	return topics, nil
 }
 
 // formerly is that a topic had another number of partitions, up to when an
@@ -86,17 +95,20 @@ type formerly struct {
 // formerCounts gives, by topic, what an operator has accepted it away from; the
 // oldest first.
 func (r *run) formerCounts(ctx context.Context) (map[string][]formerly, error) {
-	rows, err := r.cfg.Producer.Query(ctx, r.sql(`select topic, (detail ->> 'before')::int, at from @schema@.relay_audit
-		where action = 'topic accept' and topic is not null and (detail ->> 'before')::int > 0 order by n`))
-	if err != nil {
-		return nil, fmt.Errorf("verify: list the partition counts that were: %w", err)
-	}
 	counts := map[string][]formerly{}
-	var topic string
-	var f formerly
-	_, err = pgx.ForEachRow(rows, []any{&topic, &f.partitions, &f.until}, func() error {
-		counts[topic] = append(counts[topic], f)
-		return nil
+	err := reading(ctx, r.cfg.Producer, pgx.ReadCommitted, func(tx pgx.Tx) error {
+		rows, err := tx.Query(ctx, r.sql(`select topic, (detail ->> 'before')::int, at from @schema@.relay_audit
+		where action = 'topic accept' and topic is not null and (detail ->> 'before')::int > 0 order by n`))
+		if err != nil {
+			return err
+		}
+		var topic string
+		var f formerly
+		_, err = pgx.ForEachRow(rows, []any{&topic, &f.partitions, &f.until}, func() error {
+			counts[topic] = append(counts[topic], f)
+			return nil
+		})
+		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("verify: list the partition counts that were: %w", err)
@@ -124,20 +136,19 @@ select o.pos, o.id, o.aggregatetype, o.type, o.payload, o.topic, o.key, o.epoch,
 // pageRows is small enough for payloads of the largest size.
 const pageRows = 500
 
-// noTimeouts has the transaction last as long as it takes: what a login may have set
-// is meant for others, and whoever is told of findings may take his time.
-const noTimeouts = `select set_config(name, '0', true) from pg_catalog.pg_settings
- where name in ('statement_timeout', 'lock_timeout', 'idle_in_transaction_session_timeout', 'transaction_timeout')`
-
 func (r *run) readProducer(ctx context.Context, at *cursors) error {
-	tx, err := r.cfg.Producer.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly})
-	if err != nil {
+	var found error // of what was read, which has its own words
+	err := reading(ctx, r.cfg.Producer, pgx.RepeatableRead, func(tx pgx.Tx) error {
+		found = r.readOutbox(ctx, tx, at)
+		return found
+	})
+	if err != nil && found == nil {
 		return fmt.Errorf("verify: read the outbox: %w", err)
 	}
-	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }()
-	if _, err := tx.Exec(ctx, noTimeouts); err != nil {
-		return fmt.Errorf("verify: read the outbox: %w", err)
-	}
+	return found
+}
+
+func (r *run) readOutbox(ctx context.Context, tx pgx.Tx, at *cursors) error {
 	if err := r.readHistory(ctx, tx); err != nil {
 		return err
 	}
