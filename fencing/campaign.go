@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/fenceline/fenceline/internal/pgsession"
 )
 
 // Campaign waits until the lease of key is ours, or ctx ends. It is
@@ -112,7 +114,7 @@ func passing(err error) bool {
 		return true
 	}
 	switch {
-	case pg.Code == "25006", pg.Code == "55P03", beginsNothing(pg): // read only, as after a failover; a lock
+	case pg.Code == "25006", pg.Code == "55P03", pgsession.Recovering(pg): // read only, as after a failover; a lock
 		return true
 	case len(pg.Code) == 5:
 		class := pg.Code[:2]

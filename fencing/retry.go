@@ -8,6 +8,8 @@ import (
 
 	"github.com/cenkalti/backoff/v4"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/fenceline/fenceline/internal/pgsession"
 )
 
 // Retry calls commit until its outcome is known: after [ErrUnknownOutcome] it
@@ -93,13 +95,7 @@ func asksAgain(err error) bool {
 	case "25006", "40001", "40P01", "55P03": // a standby that is not promoted yet; chosen to give way
 		return true
 	}
-	return beginsNothing(pg)
-}
-
-// beginsNothing says that a standby was asked for a transaction that may write:
-// the check of the setting refuses BEGIN, with a code that says less.
-func beginsNothing(pg *pgconn.PgError) bool {
-	return pg.Code == "0A000" && pg.Routine == "call_bool_check_hook"
+	return pgsession.Recovering(pg)
 }
 
 // unreachedError is that of an attempt which has not had the gate's answer.

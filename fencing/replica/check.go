@@ -7,16 +7,19 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/fenceline/fenceline/internal/pgsession"
 )
 
 // probe asks a server what it is and how far it has got, in this order: the
 // timeline it then names is at least the one that it has replayed.
 func (r *reading) probe(ctx context.Context, conn *pgx.Conn, s *server) (found state, err error) {
 	var replayed *string
-	b := &pgx.Batch{}
-	b.Queue(sqlReplayed).QueryRow(func(row pgx.Row) error { return row.Scan(&replayed) })
-	b.Queue(sqlServer).QueryRow(func(row pgx.Row) error { return found.scan(row) })
-	if err := conn.SendBatch(ctx, b).Close(); err != nil {
+	err = s.ask(ctx, conn, func(b *pgx.Batch) {
+		b.Queue(sqlReplayed).QueryRow(func(row pgx.Row) error { return row.Scan(&replayed) })
+		b.Queue(sqlServer).QueryRow(func(row pgx.Row) error { return found.scan(row) })
+	})
+	if err != nil {
 		return found, r.fault(s, conn, err)
 	}
 	s.version.Store(int64(found.version))
@@ -26,6 +29,26 @@ func (r *reading) probe(ctx context.Context, conn *pgx.Conn, s *server) (found s
 		}
 	}
 	return found, nil
+}
+
+// ask sends statements that only look, in one round trip. A standby runs nothing in
+// SERIALIZABLE, and a login may begin all of its transactions with that: then there
+// must be a BEGIN in front that says otherwise, which costs two more.
+func (s *server) ask(ctx context.Context, conn *pgx.Conn, fill func(b *pgx.Batch)) error {
+	if !s.strict.Load() {
+		b := &pgx.Batch{}
+		fill(b)
+		err := conn.SendBatch(ctx, b).Close()
+		if pg, ok := errors.AsType[*pgconn.PgError](err); !ok || !pgsession.Recovering(pg) {
+			return err
+		}
+		s.strict.Store(true)
+	}
+	return pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+		b := &pgx.Batch{}
+		fill(b)
+		return tx.SendBatch(ctx, b).Close()
+	})
 }
 
 // reached tells whether a server has got to a position. For a generation, which

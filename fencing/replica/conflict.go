@@ -35,13 +35,15 @@ func serverFault(s *server, conn *pgx.Conn, err error) *RefusedError {
 
 // recoveryConflict: on a standby nothing but replay causes a serialization
 // failure or a deadlock of a read-only transaction; 57014 is also what a
-// statement_timeout or a cancel request gives, which are the caller's.
+// statement_timeout or a cancel request gives, which are the caller's. The server's
+// routine tells them apart, which is spelt alike whatever language its messages are
+// in; the text is for who stands between and leaves that out.
 func recoveryConflict(pg *pgconn.PgError) bool {
 	switch pg.Code {
 	case "40001", "40P01":
 		return true
 	case "57014":
-		return strings.Contains(pg.Message, "conflict with recovery")
+		return pg.Routine == "ProcessRecoveryConflictInterrupt" || strings.Contains(pg.Message, "conflict with recovery")
 	}
 	return false
 }

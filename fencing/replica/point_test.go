@@ -52,17 +52,19 @@ func TestFrom19OnTheServerWaitsItself(t *testing.T) {
 
 func TestAConflictWithReplayIsToldFromACancelledStatement(t *testing.T) {
 	for _, c := range []struct {
-		code, message string
-		want          bool
+		code, message, routine string
+		want                   bool
 	}{
-		{"40001", "canceling statement due to conflict with recovery", true},
-		{"40001", "annulation", true}, // another language
-		{"40P01", "canceling statement due to conflict with recovery", true},
-		{"57014", "canceling statement due to conflict with recovery", true},
-		{"57014", "canceling statement due to statement timeout", false},
-		{"25006", "cannot execute INSERT in a read-only transaction", false},
+		{"40001", "canceling statement due to conflict with recovery", "", true},
+		{"40001", "annulation", "", true}, // another language
+		{"40P01", "canceling statement due to conflict with recovery", "", true},
+		{"57014", "canceling statement due to conflict with recovery", "", true},
+		{"57014", "annulation", "ProcessRecoveryConflictInterrupt", true},
+		{"57014", "canceling statement due to statement timeout", "ProcessInterrupts", false},
+		{"57014", "annulation", "ProcessInterrupts", false},
+		{"25006", "cannot execute INSERT in a read-only transaction", "", false},
 	} {
-		if got := recoveryConflict(&pgconn.PgError{Code: c.code, Message: c.message}); got != c.want {
+		if got := recoveryConflict(&pgconn.PgError{Code: c.code, Message: c.message, Routine: c.routine}); got != c.want {
 			t.Errorf("%s %s: %v", c.code, c.message, got)
 		}
 	}

@@ -76,6 +76,7 @@ type server struct {
 	// When it was last found unavailable and last told of in the log, in Unix
 	// nanoseconds, and its version number.
 	failed, warned, version atomic.Int64
+	strict                  atomic.Bool // see ask
 }
 
 // New checks that the schema is there, and that each server that can be reached
@@ -125,7 +126,14 @@ func (r *Reader) look(ctx context.Context, s *server) error {
 	ctx, cancel := context.WithTimeout(ctx, r.cfg.ConnectTimeout)
 	defer cancel()
 	var found state
-	if err := found.scan(s.pool.QueryRow(ctx, sqlServer)); err != nil {
+	conn, err := s.pool.Acquire(ctx)
+	if err == nil {
+		err = s.ask(ctx, conn.Conn(), func(b *pgx.Batch) {
+			b.Queue(sqlServer).QueryRow(func(row pgx.Row) error { return found.scan(row) })
+		})
+		conn.Release()
+	}
+	if err != nil {
 		s.failed.Store(time.Now().UnixNano())
 		r.cfg.Logger.Warn("replica can't be reached now", "server", s.name, "error", err)
 		return nil

@@ -24,6 +24,14 @@ func Ends(pg *pgconn.PgError) bool {
 	return s == "FATAL" || s == "PANIC"
 }
 
+// Recovering says that a standby refuses what its promotion will let pass, with the
+// code of a feature that it doesn't have, which says less: BEGIN of a transaction that
+// may write (the check of the setting), and any statement of a session whose
+// transactions begin in SERIALIZABLE, unless BEGIN said otherwise before it.
+func Recovering(pg *pgconn.PgError) bool {
+	return pg.Code == "0A000" && (pg.Routine == "call_bool_check_hook" || pg.Routine == "GetSerializableTransactionSnapshot")
+}
+
 // Acquire takes a connection out of the pool, and waits no longer for it than
 // within. The pool looks first whether one that was idle is alive, which a server
 // that has vanished doesn't answer.
