@@ -2,6 +2,7 @@ package fencingtest
 
 import (
 	"context"
+	"net"
 	"net/url"
 	"testing"
 
@@ -46,7 +47,7 @@ func Lossy(t testing.TB, dsn string) (lossy string, link *Link) {
 	if err != nil || u.Host == "" {
 		t.Fatal("fencingtest: the connection string is not a URL with a host") // it may hold a password
 	}
-	proxy, err := pgproxy.Listen(u.Host)
+	proxy, err := pgproxy.Listen(address(u))
 	if err != nil {
 		t.Fatalf("fencingtest: %v", err)
 	}
@@ -56,6 +57,14 @@ func Lossy(t testing.TB, dsn string) (lossy string, link *Link) {
 		t.Fatalf("fencingtest: %v", err)
 	}
 	return lossy, &Link{proxy}
+}
+
+// address is where the server listens: a connection string need not say the port.
+func address(u *url.URL) string {
+	if u.Port() == "" {
+		return net.JoinHostPort(u.Hostname(), "5432")
+	}
+	return u.Host
 }
 
 // LoseAnswer loses the answer to the next COMMIT of a transaction in which
