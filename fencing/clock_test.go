@@ -112,3 +112,29 @@ func TestAClockThatIsSetBackWhileACommitWaitsFailsNone(t *testing.T) {
 		t.Errorf("close: %v", err)
 	}
 }
+
+// Whatever is told of a lease is of one moment: a clock that goes on between two looks
+// at it makes of a reservation one for nobody, until no time.
+func TestWhatIsToldOfALeaseIsOfOneMoment(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	k := w.worker("k")
+	w.ok(k.acquire("k").HandOver(ctx, "b"))
+	o, err := fencing.NewOperator(ctx, w.admin, "")
+	w.ok(err)
+	w.exec("update fenceline.lease set reserved_until = clock_timestamp() + interval '90 min', waiter = 'w', waiter_until = clock_timestamp() + interval '90 min' where key = 'k'")
+	w.exec("create sequence public.looks")
+	w.exec("alter function pg_catalog.clock_timestamp() rename to the_clock")
+	w.exec(`create function pg_catalog.clock_timestamp() returns timestamptz language sql volatile as
+		$$ select pg_catalog.the_clock() + pg_catalog.nextval('public.looks') * interval '1 hour' $$`)
+	leases, err := o.Leases(ctx, fencing.LeaseFilter{})
+	w.ok(err)
+	w.exec("alter sequence public.looks restart")
+	info, err := o.Show(ctx, "k", 0)
+	w.ok(err)
+	for _, l := range append(leases, *info.Lease) {
+		if l.State != fencing.LeaseReserved || l.Successor != "b" || l.ReservedUntil.IsZero() || l.Waiter != "w" {
+			t.Errorf("%+v", l)
+		}
+	}
+}

@@ -107,15 +107,18 @@ type operatorStatements struct {
 
 func newOperatorStatements(name string) operatorStatements {
 	x := func(template string) string { return schema.Expand(template, name) }
-	const lease = `select l.key, l.epoch, l.token, l.holder,
-		case when l.expires_at > clock_timestamp() then 'held' when l.expires_at > '-infinity' then 'expired' when l.reserved_until > clock_timestamp() then 'reserved' else 'free' end,
-		nullif(l.expires_at, '-infinity'), extract(epoch from nullif(l.expires_at, '-infinity') - clock_timestamp())::float8,
-		case when l.reserved_until > clock_timestamp() then l.successor else '' end, case when l.reserved_until > clock_timestamp() then l.reserved_until end,
-		case when l.waiter_until > clock_timestamp() then l.waiter else '' end, coalesce(f.owner::text, ''), starts_with(l.key, 'fenceline:')
-		from @schema@.lease l left join @schema@.fence f on f.key = l.key `
+	// One look at the clock for each lease, by which all is judged that is told of it.
+	lease := func(which string) string {
+		return x(`select l.key, l.epoch, l.token, l.holder,
+		case when l.expires_at > l.now then 'held' when l.expires_at > '-infinity' then 'expired' when l.reserved_until > l.now then 'reserved' else 'free' end,
+		nullif(l.expires_at, '-infinity'), extract(epoch from nullif(l.expires_at, '-infinity') - l.now)::float8,
+		case when l.reserved_until > l.now then l.successor else '' end, case when l.reserved_until > l.now then l.reserved_until end,
+		case when l.waiter_until > l.now then l.waiter else '' end, coalesce(f.owner::text, ''), starts_with(l.key, 'fenceline:')
+		from (select t.*, clock_timestamp() as now from @schema@.lease t ` + which + `) l left join @schema@.fence f on f.key = l.key order by l.key`)
+	}
 	return operatorStatements{
-		leases:   x(lease + `where starts_with(l.key, $1) and ($2 = '' or l.key > $2) and starts_with(l.key, 'fenceline:') = $3 order by l.key limit $4`),
-		lease:    x(lease + `where l.key = $1`),
+		leases:   lease(`where starts_with(t.key, $1) and ($2 = '' or t.key > $2) and starts_with(t.key, 'fenceline:') = $3 order by t.key limit $4`),
+		lease:    lease(`where t.key = $1`),
 		fence:    x(`select epoch, max_issued_token, closed_at, coalesce(owner::text, '') from @schema@.fence where key = $1`),
 		known:    x(`select exists (select from @schema@.fence where key = $1)`),
 		turns:    x(`select epoch, token, why, coalesce(holder, ''), coalesce(whom, ''), coalesce(login::text, ''), at from @schema@.turn where key = $1 order by n desc limit $2`),
