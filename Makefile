@@ -67,7 +67,7 @@ bench-relay: ## Print what draining a backlog costs, as a ratio to a bare Kafka 
 
 .PHONY: bench-consumer
 bench-consumer: ## Print what the guard costs a consumer, as ratios (docs/performance.md)
-	go test ./consumer -run '^$$' -bench 'GuardedAgainstPlain|BatchAgainstOneByOne|RejectingARewind|OneHotKeyUnderAHeldSnapshot' -benchtime 1x -timeout 1h $(ARGS)
+	go test ./consumer -run '^$$' -bench 'GuardedAgainstPlain|BatchAgainstOneByOne|RejectingARewind|OneHotKeyUnderAHeldSnapshot|AnEventThatComesAlone' -benchtime 1x -timeout 1h $(ARGS)
 
 .PHONY: mutants
 mutants: ## Take each rule out of the code and the database, and see its scenario fail

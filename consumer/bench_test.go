@@ -162,26 +162,29 @@ func (tr *track) serverCPU() (total time.Duration) {
 		if err != nil {
 			continue
 		}
-		if fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:])); len(fields) > 12 && fields[1] == parent {
-			user, _ := strconv.Atoi(fields[11])
-			system, _ := strconv.Atoi(fields[12])
-			total += time.Duration(user+system) * 10 * time.Millisecond
+		if fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:])); len(fields) > 1 && fields[1] == parent {
+			total += ranFor("/proc/" + e.Name() + "/schedstat")
 		}
 	}
 	return total
+}
+
+// ranFor is what a process of one thread, or a thread, has used.
+func ranFor(schedstat string) time.Duration {
+	stat, err := os.ReadFile(schedstat)
+	if err != nil {
+		return 0 // it has ended
+	}
+	ns, _, _ := strings.Cut(string(stat), " ")
+	n, _ := strconv.ParseInt(ns, 10, 64)
+	return time.Duration(n)
 }
 
 // clientCPU is the same of this process.
 func clientCPU() (total time.Duration) {
 	threads, _ := filepath.Glob("/proc/self/task/*/schedstat")
 	for _, t := range threads {
-		stat, err := os.ReadFile(t)
-		if err != nil {
-			continue // it has ended
-		}
-		ns, _, _ := strings.Cut(string(stat), " ")
-		n, _ := strconv.ParseInt(ns, 10, 64)
-		total += time.Duration(n)
+		total += ranFor(t)
 	}
 	return total
 }
