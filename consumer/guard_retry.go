@@ -253,7 +253,7 @@ select count(*), coalesce(sum(size), 0)::int8
 		// The latest word on an event counts.
 		audited: x(`
 select distinct on (t.n) t.n, a.action || ' by ' || coalesce(a.who, a.actor) || ': ' || a.reason
-  from unnest($2::text[], $3::text[], $4::int8[], $5::int8[]) with ordinality as t(stream, key, epoch, seq, n)
+  from unnest((select $2::text[]), $3::text[], $4::int8[], $5::int8[]) with ordinality as t(stream, key, epoch, seq, n)
   join @schema@.consumer_audit a on a.consumer = $1 and a.stream = t.stream and a.key = t.key
    and a.epoch = t.epoch and t.seq between a.from_seq and a.to_seq and a.action in ('discard', 'adopt')
  order by t.n, a.id desc`),

@@ -2,6 +2,11 @@ package consumer
 
 import "github.com/fenceline/fenceline/internal/schema"
 
+// A statement that is given arrays takes the first of them as (select $n). Of a
+// bare parameter the planner counts what it holds, and finds a plan for the one
+// guard of a small batch cheaper than one for any number, which it takes for ten: so
+// it would plan anew for each transaction, which costs more than all else that
+// the statement does. Behind a select both are ten, and the plan is kept.
 const (
 	// Rows that are missing are created first, since only what is there can be
 	// locked: of two members who see the first event of a stream, one waits
@@ -21,7 +26,7 @@ const (
 	createSQL = `
 insert into @schema@.guard (consumer, stream, key)
 select $1, t.stream, t.key
-  from unnest($2::text[], $3::text[]) as t(stream, key)
+  from unnest((select $2::text[]), $3::text[]) as t(stream, key)
   left join lateral (select true as there from @schema@.guard g where g.consumer = $1 and g.stream = t.stream and g.key = t.key limit 1) x on true
  where x.there is null
  order by t.stream collate "C", t.key collate "C"
@@ -47,7 +52,7 @@ select t.n, g.tid, g.epoch, coalesce(g.token, 0), g.seq, coalesce(g.start_epoch,
                    'parked_rows', g.parked_rows, 'parked_bytes', g.parked_bytes, 'recheck', g.recheck,
                    'missed', g.missed::text, 'unstored_epochs', g.unstored_epochs::text, 'unstored', to_json(g.unstored))::text
        end
-  from (select u.stream, u.key, u.n from unnest($2::text[], $3::text[]) with ordinality as u(stream, key, n) order by u.n) t
+  from (select u.stream, u.key, u.n from unnest((select $2::text[]), $3::text[]) with ordinality as u(stream, key, n) order by u.n) t
  cross join lateral (select g.ctid as tid, g.* from @schema@.guard g where g.consumer = $1 and g.stream = t.stream and g.key = t.key for no key update) g`
 
 	// What follows is read behind the lock: whoever forgets a guard, discards a
@@ -78,7 +83,7 @@ select topic, partition
 	// Only for streams whose policy is state, and few events have one.
 	deadSQL = `
 select d.stream, d.key, d.epoch, d.seq, d.discarded_at is not null
-  from unnest($2::text[], $3::text[], $4::int8[], $5::int8[]) as t(stream, key, epoch, seq)
+  from unnest((select $2::text[]), $3::text[], $4::int8[], $5::int8[]) as t(stream, key, epoch, seq)
   join @schema@.dead d on d.consumer = $1 and d.stream = t.stream and d.key = t.key and d.epoch = t.epoch and d.seq = t.seq`
 
 	addStreamSQL = `
@@ -94,7 +99,7 @@ values ($1, $2, $3, $4)
 	advanceSQL = `
 update @schema@.guard g
    set epoch = u.epoch, token = u.token, seq = u.seq, updated_at = clock_timestamp()
-  from unnest($1::tid[], $2::int8[], $3::int8[], $4::int8[]) as u(tid, epoch, token, seq)
+  from unnest((select $1::tid[]), $2::int8[], $3::int8[], $4::int8[]) as u(tid, epoch, token, seq)
  where g.ctid = u.tid`
 
 	// The same, with the number of the rows looked at by the statement: behind it
@@ -113,7 +118,7 @@ update @schema@.guard g
        blocked_since = case when u.blocked = '' then null when u.blocked = g.blocked then g.blocked_since else clock_timestamp() end,
        parked_rows = u.parked_rows, parked_bytes = u.parked_bytes, recheck = u.recheck,
        updated_at = clock_timestamp()
-  from unnest($1::tid[], $2::int8[], $3::int8[], $4::int8[], $5::text[], $6::int8[], $7::int8[], $8::int8[], $9::bool[], $10::int8[], $11::text[],
+  from unnest((select $1::tid[]), $2::int8[], $3::int8[], $4::int8[], $5::text[], $6::int8[], $7::int8[], $8::int8[], $9::bool[], $10::int8[], $11::text[],
               $12::int8[], $13::int8[], $14::bool[])
     as u(tid, epoch, token, seq, missed, end_seq, start_epoch, start_seq, settled, waiting_epoch, blocked, parked_rows, parked_bytes, recheck)
  where g.ctid = u.tid`
