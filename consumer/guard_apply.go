@@ -186,11 +186,13 @@ func (b *batch) finish() error {
 		}
 	}
 	look := false
-	if n := len(next.tid); n > sureMost || n > 0 && b.last == nil {
+	switch n := len(next.tid); {
+	case n == 0:
+	case n > sureMost || b.last == nil || b.anyFlagged(): // what is flagged has moved then
 		look = true
 		b.queue.Queue(b.g.sql.advance, next.tid, next.epoch, next.token, next.seq).Exec(allOf(n))
-	} else if n > 0 {
-		b.queue.Queue(b.g.sql.advanceAll, next.tid, next.epoch, next.token, next.seq, n).QueryRow(surely(n))
+	default:
+		b.last.moved = next
 	}
 	if m, n := &other, len(other.tid); n > 0 {
 		look = true
@@ -225,17 +227,6 @@ func allOf(n int) func(pgconn.CommandTag) error {
 // itself, so that COMMIT can be sent with it. For more of them it costs more than
 // the round trip that it saves.
 const sureMost = 32
-
-// surely is allOf for that statement.
-func surely(n int) func(pgx.Row) error {
-	return func(row pgx.Row) error {
-		err := row.Scan(nil)
-		if divided(err) {
-			return fmt.Errorf("%w (fewer than %d are)", errMoved, n)
-		}
-		return err
-	}
-}
 
 func (b *batch) result(d *Delivery, dec Decision) Result {
 	return Result{

@@ -108,12 +108,23 @@ func TestTwoMembersOnOnePartitionEndInTheSameStateAsOne(t *testing.T) {
 // fails when the lock is left out, since the second member then decides on the
 // guard as it was.
 func TestAMemberInsideItsHandlerIsWaitedFor(t *testing.T) {
+	// The one guard of an event that comes alone is locked by a statement of its own.
+	t.Run("with one guard", func(t *testing.T) { waitedFor(t, false) })
+	t.Run("with several", func(t *testing.T) { waitedFor(t, true) })
+}
+
+func waitedFor(t *testing.T, several bool) {
 	l := newLab(t, consumer.GuardConfig{})
 	ctx := t.Context()
-	l.apply(ev(0, 1, 1))
+	l.apply(ev(0, 1, 1), of("other", ev(0, 1, 1)))
 	one, two := l.member(ctx), l.member(ctx)
 	inside, goOn := make(chan struct{}), make(chan struct{})
 	ds := l.deliver(ev(0, 1, 2))
+	second := []outbox.Record{ev(0, 1, 2), ev(0, 1, 3)}
+	if several {
+		ds = append(ds, l.deliver(of("other", ev(0, 1, 1)))...) // a duplicate, for which no handler is called
+		second = append(second, of("other", ev(0, 1, 1)))
+	}
 	one.busy.Go(func() {
 		one.rs, one.err = l.guard.Apply(ctx, one.tx, ds, consumer.HandlerFunc(func(ctx context.Context, tx pgx.Tx, d consumer.Delivery) error {
 			close(inside)
@@ -125,9 +136,9 @@ func TestAMemberInsideItsHandlerIsWaitedFor(t *testing.T) {
 		}))
 	})
 	<-inside
-	two.start(ctx, l, ev(0, 1, 2), ev(0, 1, 3))
+	two.start(ctx, l, second...)
 	pgtest.WaitBlocked(t, l.admin, two.pid, one.pid)
-	l.effects("0.1")
+	l.effects("0.1", "0.1")
 	close(goOn)
 	one.wait(l)
 	if err := one.tx.Commit(ctx); err != nil {
@@ -137,9 +148,14 @@ func TestAMemberInsideItsHandlerIsWaitedFor(t *testing.T) {
 	if err := two.tx.Commit(ctx); err != nil {
 		t.Fatal(err)
 	}
-	l.outcomes(one.rs, "applied 4e")
-	l.outcomes(two.rs, "duplicate 4c", "applied 4e")
-	l.effects("0.1", "0.2", "0.3")
+	if several {
+		l.outcomes(one.rs, "applied 4e", "duplicate 4c")
+		l.outcomes(two.rs, "duplicate 4c", "applied 4e", "duplicate 4c")
+	} else {
+		l.outcomes(one.rs, "applied 4e")
+		l.outcomes(two.rs, "duplicate 4c", "applied 4e")
+	}
+	l.effects("0.1", "0.1", "0.2", "0.3")
 }
 
 // Whoever is killed between the handler and COMMIT leaves neither effect, nor

@@ -269,6 +269,15 @@ func (b *batch) settle(e *entry) (changed bool, err error) {
 	return true, b.findWaiting(e)
 }
 
+func (b *batch) anyFlagged() bool {
+	for _, e := range b.entries {
+		if e.flagged {
+			return true
+		}
+	}
+	return false
+}
+
 // flag writes down which streams have something that is not stored.
 func (b *batch) flag() {
 	for _, k := range b.order {

@@ -141,21 +141,13 @@ func (b *batch) lock(keys, create []StreamKey, ds []Delivery) error {
 		s, k := splitKeys(create)
 		q.Queue(sql.create, name, s, k)
 	}
-	q.Queue(sql.lock, name, streams, ks).Query(func(rows pgx.Rows) error { return b.readGuards(rows, keys) })
-	q.Queue(factsSQL).QueryRow(func(row pgx.Row) error {
-		var isolation string
-		if err := row.Scan(&isolation, &b.now); err != nil {
-			return err
-		}
-		if isolation != "read committed" {
-			return fmt.Errorf("%w but %s", ErrIsolation, strings.ToUpper(isolation))
-		}
-		return nil
-	})
-	q.Queue(sql.streams, name, distinct).Query(func(rows pgx.Rows) error { return b.readStreams(rows) })
-	b.truncated, b.overflow = make(map[Partition]bool), make(map[Partition]bool)
-	q.Queue(sql.truncated, name).Query(func(rows pgx.Rows) error { return readPartitions(rows, b.truncated) })
-	q.Queue(sql.overflowing, name).Query(func(rows pgx.Rows) error { return readPartitions(rows, b.overflow) })
+	locked := func(rows pgx.Rows) error { return b.readGuards(rows, keys) }
+	if len(keys) == 1 {
+		q.Queue(sql.lockOne, name, keys[0].Stream, keys[0].Key).Query(locked)
+	} else {
+		q.Queue(sql.lock, name, streams, ks).Query(locked)
+	}
+	q.Queue(sql.facts, name, distinct).Query(b.readFacts)
 	if ps := b.statePositions(ds); len(ps.epochs) > 0 {
 		q.Queue(sql.dead, name, ps.streams, ps.keys, ps.epochs, ps.seqs).Query(func(rows pgx.Rows) error { return b.readDead(rows) })
 	}
@@ -223,78 +215,6 @@ func (e *entry) readRest(text string) (err error) {
 	}
 	r.Missed, err = parseMissed(rest.Missed)
 	return err
-}
-
-// readStreams also compares what the guards were written under with what is
-// configured now.
-func (b *batch) readStreams(rows pgx.Rows) error {
-	b.forgotten, b.known = make(map[string]int64), make(map[string]bool)
-	for rows.Next() {
-		var (
-			stream    string
-			have      StreamConfig
-			forgotten int64
-		)
-		if err := rows.Scan(&stream, &have.Policy, &have.Start, &forgotten); err != nil {
-			return err
-		}
-		b.forgotten[stream], b.known[stream] = forgotten, true
-		if b.operator {
-			b.settings[stream] = have
-			continue
-		}
-		want := b.g.stream(stream)
-		// Where a stream starts is nothing to a state stream.
-		if have.Policy != want.Policy || have.Policy == Strict && have.Start != want.Start {
-			return &StreamChangedError{
-				Consumer: b.g.cfg.Consumer, Stream: stream,
-				HavePolicy: have.Policy, HaveStart: have.Start, WantPolicy: want.Policy, WantStart: want.Start,
-			}
-		}
-	}
-	return rows.Err()
-}
-
-// checkStreams writes down the settings of streams that are new. Whoever loses
-// the race for the first one reads the winner's.
-func (b *batch) checkStreams() error {
-	var missing []string
-	for _, k := range b.order {
-		if !b.known[k.Stream] && !b.operator && !slices.Contains(missing, k.Stream) {
-			missing = append(missing, k.Stream)
-		}
-	}
-	if len(missing) == 0 {
-		return nil
-	}
-	var q pgx.Batch
-	for _, stream := range missing {
-		c := b.g.stream(stream)
-		q.Queue(b.g.sql.addStream, b.g.cfg.Consumer, stream, string(c.Policy), string(c.Start))
-	}
-	known := b.forgotten
-	q.Queue(b.g.sql.streams, b.g.cfg.Consumer, missing).Query(func(rows pgx.Rows) error { return b.readStreams(rows) })
-	if err := b.tx.SendBatch(b.ctx, &q).Close(); err != nil {
-		if errors.Is(err, ErrStreamChanged) {
-			return err
-		}
-		return fmt.Errorf("consumer: registering streams: %w", err)
-	}
-	for stream, forgotten := range known {
-		b.forgotten[stream] = forgotten
-	}
-	return nil
-}
-
-func readPartitions(rows pgx.Rows, into map[Partition]bool) error {
-	for rows.Next() {
-		var p Partition
-		if err := rows.Scan(&p.Topic, &p.ID); err != nil {
-			return err
-		}
-		into[p] = true
-	}
-	return rows.Err()
 }
 
 // stream is what holds for a stream.

@@ -64,11 +64,12 @@ func samples() map[string]tried {
 	row := []string{"array['(0,1)']::tid[]", "array[1]", "array[1]", "array[1]", "array['{}']", "array[0]", "array[1]", "array[1]", "array[true]",
 		"array[0]", "array['']", "array[0]", "array[0]", "array[false]"}
 	one := []string{"'c'", "'s1'", "'key 1'"}
+	read := []string{"'17'", "1", "'c'", "'t'", "1", "1", "2", "null", "null", "null"}
+	o := newOffsets("fenceline", "c")
 	return map[string]tried{
 		"lock":       {s.lock, names, "guard_pkey"},
 		"create":     {s.create, names, "guard_pkey"},
 		"advance":    {s.advance, row[:4], "Tid Scan"},
-		"advanceAll": {s.advanceAll, append(row[:4:4], "1"), "Tid Scan"},
 		"move":       {s.move, row, "Tid Scan"},
 		"dead":       {s.dead, append(names[:3:3], "array[1]", "array[1]"), "dead_pkey"},
 		"audited":    {s.audited, append(names[:3:3], "array[1]", "array[1]"), "consumer_audit"},
@@ -79,7 +80,11 @@ func samples() map[string]tried {
 		"total":      {s.total, one[:1], "guard_parked"},
 		"pending":    {s.pending, []string{"'c'", "100"}, "guard_recheck"},
 		"room":       {s.room, []string{"'c'", "'t/0'", "1", "1", "1", "1"}, "guard_unstored"},
-		"truncated":  {s.truncated, one[:1], "consumer_offset"},
+		"lock one":   {s.lockOne, one, "guard_pkey"},
+		"end":        {o.end, append(row[:4:4], read...), "Tid Scan"},
+		"end one":    {o.endOne, append([]string{"'(0,1)'", "1", "1", "1"}, read...), "Tid Scan"},
+		"offset":     {o.advance, read[2:], "consumer_offset"},
+		"facts":      {s.facts, names[:2], "consumer_offset"},
 		"streams":    {s.streams, names[:2], "consumer_stream"},
 	}
 }

@@ -45,40 +45,49 @@ select $1, t.stream, t.key
 	// comes in one column that is null then: each column that is formatted, sent and
 	// read is felt, at thousands of guards a second.
 	lockSQL = `
-select t.n, g.tid, g.epoch, coalesce(g.token, 0), g.seq, coalesce(g.start_epoch, 0), coalesce(g.start_seq, 0), g.settled,
+select t.n, g.tid, ` + guardColumns + `
+  from (select u.stream, u.key, u.n from unnest((select $2::text[]), $3::text[]) with ordinality as u(stream, key, n) order by u.n) t
+ cross join lateral (select g.ctid as tid, g.* from @schema@.guard g where g.consumer = $1 and g.stream = t.stream and g.key = t.key for no key update) g`
+
+	// The same for the one guard of an event that comes alone, which has no order
+	// to keep.
+	lockOneSQL = `
+select 1::int8, g.ctid, ` + guardColumns + `
+  from @schema@.guard g
+ where g.consumer = $1 and g.stream = $2 and g.key = $3
+   for no key update`
+
+	guardColumns = `g.epoch, coalesce(g.token, 0), g.seq, coalesce(g.start_epoch, 0), coalesce(g.start_seq, 0), g.settled,
        case when g.end_seq is null and g.waiting_epoch is null and g.blocked is null and g.parked_rows = 0 and g.parked_bytes = 0 and not g.recheck
              and isempty(g.missed) and isempty(g.unstored_epochs) and cardinality(g.unstored) = 0 then null
             else json_build_object('end_seq', coalesce(g.end_seq, 0), 'waiting_epoch', coalesce(g.waiting_epoch, 0), 'blocked', coalesce(g.blocked, ''),
                    'parked_rows', g.parked_rows, 'parked_bytes', g.parked_bytes, 'recheck', g.recheck,
                    'missed', g.missed::text, 'unstored_epochs', g.unstored_epochs::text, 'unstored', to_json(g.unstored))::text
-       end
-  from (select u.stream, u.key, u.n from unnest((select $2::text[]), $3::text[]) with ordinality as u(stream, key, n) order by u.n) t
- cross join lateral (select g.ctid as tid, g.* from @schema@.guard g where g.consumer = $1 and g.stream = t.stream and g.key = t.key for no key update) g`
+       end`
 
-	// What follows is read behind the lock: whoever forgets a guard, discards a
-	// dead letter or flags a partition holds it, or has committed.
-	factsSQL = `select current_setting('transaction_isolation'), clock_timestamp()`
+	// What is read behind the lock, in a statement of its own and so in a snapshot
+	// of its own: whoever forgets a guard, discards a dead letter or flags a
+	// partition holds the lock, or has committed. One row for each stream that is
+	// known, and one at least; all but the stream is the same in each.
+	//
+	// truncated are partitions of which something went unread. Whoever accepts that
+	// waits for those who decide while it is not accepted (KEY SHARE stands against
+	// FOR UPDATE alone, and so against nobody who only moves the offset): a record
+	// that is parked because of the flag is there when the parks are told to go on.
+	// That and an overflow are rare, and each has an index with nothing else in it.
+	factsSQL = `
+select current_setting('transaction_isolation'), clock_timestamp(),
+       array(select topic || '/' || partition from @schema@.consumer_offset where consumer = $1 and truncated_at is not null
+                for key share),
+       array(select topic || '/' || partition from @schema@.consumer_offset where consumer = $1 and overflow_offset is not null),
+       coalesce(s.stream, ''), coalesce(s.policy, ''), coalesce(s.start, ''), coalesce(s.forgotten, 0)
+  from (select) one
+  left join @schema@.consumer_stream s on s.consumer = $1 and s.stream = any ((select $2::text[])::text[])`
 
 	streamsSQL = `
 select stream, policy, start, forgotten
   from @schema@.consumer_stream
- where consumer = $1 and stream = any($2)`
-
-	// Partitions of which something went unread. Whoever accepts that waits for
-	// those who decide while it is not accepted (KEY SHARE stands against FOR
-	// UPDATE alone, and so against nobody who only moves the offset): a record that
-	// is parked because of the flag is there when the parks are told to go on. The
-	// flag is rare, and has an index with nothing else in it.
-	truncatedSQL = `
-select topic, partition
-  from @schema@.consumer_offset
- where consumer = $1 and truncated_at is not null
-   for key share`
-
-	overflowingSQL = `
-select topic, partition
-  from @schema@.consumer_offset
- where consumer = $1 and overflow_offset is not null`
+ where consumer = $1 and stream = any((select $2::text[])::text[])`
 
 	// Only for streams whose policy is state, and few events have one.
 	deadSQL = `
@@ -102,12 +111,11 @@ update @schema@.guard g
   from unnest((select $1::tid[]), $2::int8[], $3::int8[], $4::int8[]) as u(tid, epoch, token, seq)
  where g.ctid = u.tid`
 
-	// The same, with the number of the rows looked at by the statement: behind it
-	// COMMIT is on its way already. See sealSQL for the division.
-	advanceAllSQL = `
-with moved as (` + advanceSQL + `
-returning 1)
-select 1 / (count(*) = $5::int8)::int from moved`
+	// The same for one guard.
+	advanceOneSQL = `
+update @schema@.guard g
+   set epoch = $2, token = $3, seq = $4, updated_at = clock_timestamp()
+ where g.ctid = $1`
 
 	// blocked_since is the time since when the stream stands for the same reason.
 	moveSQL = `
@@ -214,9 +222,9 @@ values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $
 
 // statements are the above for one schema.
 type statements struct {
-	create, lock, streams, truncated, overflowing, dead, addStream, advance, advanceAll, move string
-	park, unpark, fail, failing, unreadable, candidates, lowest, waiting, pending             string
-	bury, unbury, quarantine                                                                  string
+	create, lock, lockOne, facts, streams, dead, addStream, advance, move         string
+	park, unpark, fail, failing, unreadable, candidates, lowest, waiting, pending string
+	bury, unbury, quarantine                                                      string
 	limitStatements
 	retryStatements
 	watchStatements
@@ -226,8 +234,8 @@ type statements struct {
 func newStatements(name string) statements {
 	x := func(template string) string { return schema.Expand(template, name) }
 	return statements{
-		create: x(createSQL), lock: x(lockSQL), streams: x(streamsSQL), truncated: x(truncatedSQL), overflowing: x(overflowingSQL), dead: x(deadSQL),
-		addStream: x(addStreamSQL), advance: x(advanceSQL), advanceAll: x(advanceAllSQL), move: x(moveSQL),
+		create: x(createSQL), lock: x(lockSQL), lockOne: x(lockOneSQL), facts: x(factsSQL), streams: x(streamsSQL), dead: x(deadSQL), addStream: x(addStreamSQL),
+		advance: x(advanceSQL), move: x(moveSQL),
 		park: x(parkSQL), unpark: x(unparkSQL), fail: x(failSQL), failing: x(failingSQL), unreadable: x(unreadableSQL), candidates: x(candidatesSQL),
 		lowest: x(lowestSQL), waiting: x(waitingSQL), pending: x(pendingSQL),
 		bury: x(buryDeadSQL), unbury: x(unburySQL), quarantine: x(quarantineSQL),

@@ -48,6 +48,7 @@ select set_config('synchronous_commit', 'on', true)
 type offsets struct {
 	consumer                                string
 	load, store, restart, advance, overflow string
+	end, endOne                             string // see endSQL
 }
 
 func newOffsets(schemaName, consumer string) *offsets {
@@ -58,6 +59,8 @@ func newOffsets(schemaName, consumer string) *offsets {
 		restart:  schema.Expand(offsetRestartSQL, schemaName),
 		advance:  schema.Expand(offsetReadSQL, schemaName),
 		overflow: schema.Expand(offsetOverflowSQL, schemaName),
+		end:      schema.Expand(endSQL(advanceSQL), schemaName),
+		endOne:   schema.Expand(endSQL(advanceOneSQL), schemaName),
 	}
 }
 

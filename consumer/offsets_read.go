@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -27,12 +28,14 @@ values ($1, $2, $3, $5, $6, $7::int8, $8::int8)
 on conflict (consumer, topic, partition) do update
    set next_offset = greatest(o.next_offset, excluded.next_offset),
        last_id = case when o.next_offset < excluded.next_offset then excluded.last_id else o.last_id end,
-       (overflow_offset, overflow_end) = (
-         select least(l.low, $7::int8), case when l.low is null then $8::int8 else greatest(o.overflow_end, $8::int8) end
-           from (select case when o.overflow_offset is null or $4::int8 > o.overflow_offset or $5::int8 <= o.overflow_offset then o.overflow_offset
-                             when $5::int8 < o.overflow_end then $5::int8 end as low) l),
+       overflow_offset = least(` + overflowLeftSQL + `, $7::int8),
+       overflow_end = case when ` + overflowLeftSQL + ` is null then $8::int8 else greatest(o.overflow_end, $8::int8) end,
        updated_at = clock_timestamp()
 returning coalesce(overflow_offset, -1)`
+
+// overflowLeftSQL is what is left of the overflow's beginning.
+const overflowLeftSQL = `case when o.overflow_offset is null or $4::int8 > o.overflow_offset or $5::int8 <= o.overflow_offset then o.overflow_offset
+                              when $5::int8 < o.overflow_end then $5::int8 end`
 
 // offsetOverflowSQL adds to the overflow of another partition: a record that was
 // displaced had come from there.
@@ -85,16 +88,31 @@ func (o *offsets) queueRead(b *pgx.Batch, r Read, results []Result, out *Progres
 			end = &behind
 		}
 	}
-	b.Queue(o.advance, o.consumer, r.Topic, r.ID, r.From, r.Next, r.LastID, low, end).QueryRow(func(row pgx.Row) error {
-		if err := row.Scan(&out.Overflow); err != nil {
-			return err
+	b.Queue(o.advance, o.readArgs(r, low, end)...).QueryRow(func(row pgx.Row) error {
+		var overflow int64
+		err := row.Scan(&overflow)
+		if err == nil {
+			*out = progress(r, overflow)
 		}
-		out.Committable = r.Next
-		if out.Overflow != NoOffset {
-			out.Committable = min(r.Next, out.Overflow)
-		}
-		return nil
+		return err
 	})
+}
+
+// readArgs are the arguments of offsetReadSQL. low and end are of what did not fit.
+func (o *offsets) readArgs(r Read, low, end *int64) []any {
+	return []any{o.consumer, r.Topic, r.ID, r.From, r.Next, r.LastID, low, end}
+}
+
+func progress(r Read, overflow int64) Progress {
+	p := Progress{Committable: r.Next, Overflow: overflow}
+	if overflow != NoOffset {
+		p.Committable = min(r.Next, overflow)
+	}
+	return p
+}
+
+func anyUnstored(results []Result) bool {
+	return slices.ContainsFunc(results, func(r Result) bool { return r.Unstored })
 }
 
 // queueUnstored does the same where nothing was read: records that were resumed

@@ -189,7 +189,7 @@ func (p *partition) transact(c *chunk) error {
 		if done = *c; last.applied < len(c.deliveries) {
 			done, _ = c.split(last.applied)
 		}
-		p.offsets.queueRead(&last.Batch, Read{Partition: p.assigned.Partition, From: done.from, Next: done.next, LastID: lastID(&done)}, results, &got)
+		last.read = &toStore{Read{Partition: p.assigned.Partition, From: done.from, Next: done.next, LastID: lastID(&done)}, results, &got}
 		return nil
 	})
 	if err != nil {

@@ -2,6 +2,7 @@ package consumer_test
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -62,6 +63,34 @@ func TestATransactionThatAHandlerEndsIsNoticedHoweverItDoesIt(t *testing.T) {
 				t.Errorf("the error that is kept: %q", got)
 			}
 		})
+	}
+}
+
+// Guards that others had committed before are where they were, also for a
+// transaction that doesn't have them; and a batch of many has a seal of its own.
+func TestATransactionThatAHandlerEndsIsNoticedAtTheEndOfALargeBatch(t *testing.T) {
+	b := newBench(t)
+	log := newMemory("t")
+	const keys = 40
+	for seq := range int64(2) {
+		for k := range keys {
+			log.publish(event("t", fmt.Sprint("k", k), seq+1))
+		}
+		if seq == 0 {
+			b.upTo(log, b.config(), keys)
+		}
+	}
+	b.run(log.source(), b.config(), b.failing("k7", 2, func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Conn().Exec(ctx, "rollback and chain")
+		return err
+	}))
+	b.eventually("everything is read", func() bool { return log.offset() == 2*keys })
+	b.want("k7", "k7/1")
+	if got := b.one("select count(*) || ' ' || count(distinct (key, seq)) from applied where key <> 'k7'"); got != "78 78" {
+		t.Errorf("effects of the other keys, and different ones: %s", got)
+	}
+	if got := b.one(`select string_agg(key || ':' || reason, ' ') from fenceline.parked`); got != "k7:failing" {
+		t.Errorf("parked: %s", got)
 	}
 }
 

@@ -35,12 +35,30 @@ func (c *countedConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// At a low rate the round trips are what an event waits for. BEGIN goes with the
-// lock, and COMMIT with the guard's move and the offset.
+// statements counts what is sent to be executed.
+type statements struct{ n atomic.Int64 }
+
+func (s *statements) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	s.n.Add(1)
+	return ctx
+}
+func (s *statements) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+func (s *statements) TraceBatchStart(ctx context.Context, _ *pgx.Conn, d pgx.TraceBatchStartData) context.Context {
+	s.n.Add(int64(d.Batch.Len()))
+	return ctx
+}
+func (s *statements) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
+func (s *statements) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
+
+// At a low rate the round trips are what an event waits for, and the statements what
+// it costs. BEGIN goes with its settings, the lock, and what else decides; and
+// COMMIT with one statement for the guard's move and the offset.
 func TestAnEventThatComesAloneTakesTwoRoundTripsAndItsHandlers(t *testing.T) {
 	b := newBench(t)
 	var count trips
+	var sent statements
 	b.connect(func(cfg *pgx.ConnConfig) {
+		cfg.Tracer = &sent
 		cfg.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
 			conn, err := new(net.Dialer).DialContext(ctx, network, addr)
 			return &countedConn{Conn: conn, trips: &count}, err
@@ -52,9 +70,9 @@ func TestAnEventThatComesAloneTakesTwoRoundTripsAndItsHandlers(t *testing.T) {
 	committed := make(commits, 100)
 	config.Observer = committed
 	b.run(log.source(), config, b.apply("x"))
-	least := int64(1000)
+	least, fewest := int64(1000), int64(1000)
 	for seq := range int64(20) {
-		before := count.n.Load()
+		before, sentBefore := count.n.Load(), sent.n.Load()
 		log.publish(event("t", "a", seq+1))
 		select {
 		case <-committed:
@@ -63,10 +81,13 @@ func TestAnEventThatComesAloneTakesTwoRoundTripsAndItsHandlers(t *testing.T) {
 		}
 		// The first are of a connection that knows no statement, and at the start
 		// other things are looked for, which count as well.
-		least = min(least, count.n.Load()-before)
+		least, fewest = min(least, count.n.Load()-before), min(fewest, sent.n.Load()-sentBefore)
 	}
 	if least != 3 {
 		t.Errorf("an event took %d round trips, want the lock, the handler's insert, and the end", least)
+	}
+	if fewest != 7 {
+		t.Errorf("an event took %d statements, want BEGIN, settings, lock, facts, the handler's insert, the end and COMMIT", fewest)
 	}
 }
 

@@ -31,21 +31,6 @@ select set_config('statement_timeout', least(nullif(extract(epoch from current_s
        set_config('idle_in_transaction_session_timeout', least(nullif(extract(epoch from current_setting('idle_in_transaction_session_timeout')::interval) * 1000, 0), $1::int8)::int8::text, true),
        set_config('fenceline.batch', $2, true)`
 
-// sealSQL comes before COMMIT, and in the same round trip: where this isn't the
-// transaction that was begun it divides by zero, which is how plain SQL has the
-// COMMIT behind it roll back instead.
-//
-// A consumer whose commit was acknowledged and is then lost in a crash would find
-// Kafka's offset ahead of it. Only off and local are raised: remote_apply stays
-// what it is.
-const sealSQL = `
-select 1 / (coalesce(current_setting('fenceline.batch', true), '') = $1)::int,
-       set_config('synchronous_commit', case when current_setting('synchronous_commit') in ('off', 'local') then 'on' else current_setting('synchronous_commit') end, true)`
-
-// divisionByZero is the code of what the two statements raise that look at
-// something in front of COMMIT.
-const divisionByZero = "22012"
-
 // idleGrace is how much longer than its context a handler may keep a
 // transaction idle: its context is to end first, so that the error says so. A
 // variable only for tests.
@@ -136,6 +121,10 @@ type last struct {
 	pgx.Batch
 	// look: an answer must be looked at before COMMIT is sent.
 	look bool
+	// moved are guards to which nothing has happened but their next events, and few;
+	// read is what was read: they are written with the look at the mark.
+	moved advances
+	read  *toStore
 	// whole ends when no further event is to be begun, and applied is how many of
 	// the deliveries were decided by then.
 	whole   context.Context
@@ -262,50 +251,4 @@ func unbegun(err error) error {
 // work is done again, and the guards know what was done.
 func (p *partition) ending() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(p.applying), p.cfg.CommitTimeout)
-}
-
-// commit sends what is left to be written and COMMIT: in one round trip, unless
-// something is to be looked at in between. committing says that an error is
-// COMMIT's.
-func (p *partition) commit(tx *ownTx, end *last) (committing bool, err error) {
-	ending, cancel := p.ending()
-	defer cancel()
-	sealed := false
-	end.Queue(sealSQL, tx.mark).QueryRow(func(row pgx.Row) error {
-		err := row.Scan(nil, nil)
-		if divided(err) {
-			return errEnded
-		}
-		sealed = err == nil
-		return err
-	})
-	committed := func(tag pgconn.CommandTag) error {
-		if tag.String() == "ROLLBACK" {
-			return pgx.ErrTxCommitRollback
-		}
-		return nil
-	}
-	if !end.look {
-		end.Queue("commit").Exec(committed)
-	}
-	err = tx.send(ending, &end.Batch).Close()
-	if err != nil && !sealed {
-		err = fmt.Errorf("consumer: moving the guards and storing the offset: %w", err)
-	}
-	if err == nil && end.look {
-		var tag pgconn.CommandTag
-		if tag, err = tx.conn.Exec(ending, "commit"); err == nil {
-			err = committed(tag)
-		}
-	}
-	if err == nil {
-		tx.closed(ending)
-	}
-	return sealed, err
-}
-
-// divided says that a statement has found what it looks at otherwise.
-func divided(err error) bool {
-	var pg *pgconn.PgError
-	return errors.As(err, &pg) && pg.Code == divisionByZero
 }
