@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -15,12 +16,11 @@ func (b *batch) readFacts(rows pgx.Rows) error {
 	b.forgotten, b.known = make(map[string]int64), make(map[string]bool)
 	b.truncated, b.overflow = make(map[Partition]bool), make(map[Partition]bool)
 	var (
-		isolation              string
-		truncated, overflowing []string
-		s                      streamFacts
+		isolation, truncated, overflowing string
+		s                                 streamFacts
 	)
 	for rows.Next() {
-		if err := rows.Scan(&isolation, &b.now, &truncated, &overflowing, &s.stream, &s.have.Policy, &s.have.Start, &s.forgotten); err != nil {
+		if err := rows.Scan(&isolation, &b.now, &truncated, &overflowing, &s.stream, &s.policy, &s.start, &s.forgotten); err != nil {
 			return err
 		}
 		if isolation != "read committed" {
@@ -40,7 +40,7 @@ func (b *batch) readFacts(rows pgx.Rows) error {
 func (b *batch) readStreams(rows pgx.Rows) error {
 	for rows.Next() {
 		var s streamFacts
-		if err := rows.Scan(&s.stream, &s.have.Policy, &s.have.Start, &s.forgotten); err != nil {
+		if err := rows.Scan(&s.stream, &s.policy, &s.start, &s.forgotten); err != nil {
 			return err
 		}
 		if err := b.addStream(s); err != nil {
@@ -52,25 +52,25 @@ func (b *batch) readStreams(rows pgx.Rows) error {
 
 // streamFacts is what is stored of a stream.
 type streamFacts struct {
-	stream    string
-	have      StreamConfig
-	forgotten int64
+	stream, policy, start string // plain ones: the driver has to find out about others each time
+	forgotten             int64
 }
 
 // addStream also compares what the guards were written under with what is
 // configured now.
 func (b *batch) addStream(s streamFacts) error {
 	b.forgotten[s.stream], b.known[s.stream] = s.forgotten, true
+	have := StreamConfig{Policy: Policy(s.policy), Start: Start(s.start)}
 	if b.operator {
-		b.settings[s.stream] = s.have
+		b.settings[s.stream] = have
 		return nil
 	}
 	want := b.g.stream(s.stream)
 	// Where a stream starts is nothing to a state stream.
-	if s.have.Policy != want.Policy || s.have.Policy == Strict && s.have.Start != want.Start {
+	if have.Policy != want.Policy || have.Policy == Strict && have.Start != want.Start {
 		return &StreamChangedError{
 			Consumer: b.g.cfg.Consumer, Stream: s.stream,
-			HavePolicy: s.have.Policy, HaveStart: s.have.Start, WantPolicy: want.Policy, WantStart: want.Start,
+			HavePolicy: have.Policy, HaveStart: have.Start, WantPolicy: want.Policy, WantStart: want.Start,
 		}
 	}
 	return nil
@@ -103,8 +103,15 @@ func (b *batch) checkStreams() error {
 	return nil
 }
 
-// addPartitions reads partitions as [Partition.String] writes them.
-func addPartitions(names []string, into map[Partition]bool) error {
+// addPartitions reads a list of partitions as [Partition.String] writes them.
+func addPartitions(list string, into map[Partition]bool) error {
+	if list == "[]" {
+		return nil
+	}
+	var names []string
+	if err := json.Unmarshal([]byte(list), &names); err != nil {
+		return err
+	}
 	for _, name := range names {
 		at := strings.LastIndexByte(name, '/')
 		id, err := strconv.Atoi(name[at+1:])

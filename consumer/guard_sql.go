@@ -77,9 +77,9 @@ select 1::int8, g.ctid, ` + guardColumns + `
 	// That and an overflow are rare, and each has an index with nothing else in it.
 	factsSQL = `
 select current_setting('transaction_isolation'), clock_timestamp(),
-       array(select topic || '/' || partition from @schema@.consumer_offset where consumer = $1 and truncated_at is not null
-                for key share),
-       array(select topic || '/' || partition from @schema@.consumer_offset where consumer = $1 and overflow_offset is not null),
+       to_json(array(select topic || '/' || partition from @schema@.consumer_offset where consumer = $1 and truncated_at is not null
+                        for key share))::text,
+       to_json(array(select topic || '/' || partition from @schema@.consumer_offset where consumer = $1 and overflow_offset is not null))::text,
        coalesce(s.stream, ''), coalesce(s.policy, ''), coalesce(s.start, ''), coalesce(s.forgotten, 0)
   from (select) one
   left join @schema@.consumer_stream s on s.consumer = $1 and s.stream = any ((select $2::text[])::text[])`

@@ -62,7 +62,7 @@ var mutants = []mutant{
 	{"a guard of an event alone that is not locked", "guard_sql.go",
 		"\n   for no key update`", "`", "TestAMemberInsideItsHandlerIsWaitedFor"},
 	{"a flag that is read without its row being held", "guard_sql.go",
-		"\n                for key share)", ")", "TestAcceptingWaitsForThoseWhoDecideWhileTheFlagStands"},
+		"\n                        for key share)", ")", "TestAcceptingWaitsForThoseWhoDecideWhileTheFlagStands"},
 	{"a retry of what was erased", "parked.go",
 		"(p.reason == Failing || p.erased):", "p.reason == Failing && !p.erased:", "TestAnErasedRecordIsGoneAndItsPlaceIsNot"},
 	{"an adoption that goes backwards", "operate_parked.go",

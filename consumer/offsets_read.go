@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 )
 
 // What a transaction has read of a partition. Three things move at once.
@@ -100,7 +101,11 @@ func (o *offsets) queueRead(b *pgx.Batch, r Read, results []Result, out *Progres
 
 // readArgs are the arguments of offsetReadSQL. low and end are of what did not fit.
 func (o *offsets) readArgs(r Read, low, end *int64) []any {
-	return []any{o.consumer, r.Topic, r.ID, r.From, r.Next, r.LastID, low, end}
+	var last pgtype.UUID // which the driver need not find out about each time
+	if r.LastID != nil {
+		last = pgtype.UUID{Bytes: *r.LastID, Valid: true}
+	}
+	return []any{o.consumer, r.Topic, r.ID, r.From, r.Next, last, low, end}
 }
 
 func progress(r Read, overflow int64) Progress {
