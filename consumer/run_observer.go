@@ -62,7 +62,8 @@ const (
 	// OffsetAhead: Kafka's offset was ahead of the database's, which has been
 	// restored or lost a commit. What lies between is read again.
 	OffsetAhead AlarmKind = "offset_ahead"
-	// Unreadable: a record batch can't be read; the partition waits at it.
+	// Unreadable: a record batch can't be read; the partition waits at it, unless
+	// it has been read before.
 	Unreadable AlarmKind = "unreadable"
 	// Full: more of the partition waits than Config.Limits allows to keep. The
 	// group's offset stays in front of what did not fit, which is read again when

@@ -152,6 +152,42 @@ func TestALogThatNoLongerBeginsAtItsOriginIsFlaggedForWhoeverMustSeeTheOrigin(t 
 	}
 }
 
+// Another limit for batches, damage behind the consumer's back, or retention
+// between two questions say nothing about what the topic was when it was read.
+func TestATopicIsTakenForANewOneOnlyWhereTheEventThatWasReadLastIsAnother(t *testing.T) {
+	for name, c := range map[string]struct {
+		answer     func(*memory) error
+		unreadable int
+	}{
+		"its batch can't be read": {func(m *memory) error {
+			return &consumer.BatchError{Partition: m.partition(), Offset: 2, Reason: "larger than MaxBatchBytes"}
+		}, 1},
+		"retention has just passed it": {func(m *memory) error {
+			return &consumer.OffsetError{Partition: m.partition(), Offset: 2, Start: 3, End: 3}
+		}, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			log := newMemory("t")
+			log.publish(events("t", "a", 1, 3)...)
+			b.upTo(log, b.config(), 3)
+			log.publish(events("t", "a", 4, 5)...)
+			log.fail(c.answer(log)) // the first that is asked for is the last that was read
+			b.upTo(log, b.config(), 5)
+			b.want("", effects("a", 1, 5)...)
+			if n := b.seen.alarmed(consumer.Truncated); n != 0 || b.flagged() != "0" {
+				t.Errorf("%d alarms say that events went unread, flagged: %s", n, b.flagged())
+			}
+			if n := b.seen.alarmed(consumer.Unreadable); n != c.unreadable {
+				t.Errorf("%d alarms of a batch that can't be read, want %d", n, c.unreadable)
+			}
+			if n := b.seen.count(consumer.Duplicate); n != 0 {
+				t.Errorf("%d events were read again", n)
+			}
+		})
+	}
+}
+
 func TestABatchThatCannotBeReadRaisesOneAlarmAndTheTriesGoOn(t *testing.T) {
 	b := newBench(t)
 	log := newMemory("t")

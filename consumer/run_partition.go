@@ -247,8 +247,14 @@ func (p *partition) replaced(ctx context.Context, in placement) (bool, error) {
 	var gone *OffsetError
 	var bad *BatchError
 	switch {
-	case errors.As(err, &gone), errors.As(err, &bad):
-		return true, nil
+	case errors.As(err, &gone): // retention has passed it since: look again where the log begins
+		return false, fmt.Errorf("consumer: comparing what was read last: %w", err)
+	case errors.As(err, &bad):
+		// It was read once, so this says nothing of what lies there: the limit is
+		// another, or the broker's copy is damaged. Reading from the beginning would
+		// end at the same batch.
+		p.unreadable(&BatchError{bad.Partition, bad.Offset, fmt.Sprintf("%s; it has been read before, and reading goes on behind it, but whether the topic is still the same can't be told by it", bad.Reason)})
+		return false, nil
 	case err != nil:
 		return false, err
 	case len(f.Records) == 0 && f.Next <= last:
