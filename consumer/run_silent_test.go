@@ -43,9 +43,12 @@ func (c lossyConn) SetDeadline(t time.Time) error {
 
 func (n *network) lose() { n.lost.Add(1) }
 
-func (n *network) pool(t *testing.T, to *pgxpool.Pool) *pgxpool.Pool {
+func (n *network) pool(t *testing.T, to *pgxpool.Pool, edits ...func(*pgxpool.Config)) *pgxpool.Pool {
 	t.Helper()
 	cfg := to.Config()
+	for _, edit := range edits {
+		edit(cfg)
+	}
 	cfg.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
 		conn, err := new(net.Dialer).DialContext(ctx, network, addr)
 		return lossyConn{conn, n, n.lost.Load()}, err
@@ -102,4 +105,43 @@ func TestADatabaseThatVanishesWithoutAWordIsLeftAndTold(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A pool looks whether an idle connection is alive before it hands it out, and waits
+// for that for as long as its caller does: each dead one would cost that time anew.
+func TestOneConnectionThatNobodyAnswersIsEnoughToLeaveTheOthers(t *testing.T) {
+	t.Cleanup(consumer.SetSilence(time.Second))
+	t.Cleanup(consumer.SetIdleGrace(500 * time.Millisecond))
+	b := newBench(t)
+	config := b.config()
+	config.HandlerTimeout, config.Attempts, config.PollInterval = 500*time.Millisecond, 1000, time.Hour
+	var lossy network
+	const idle = 8
+	pool := lossy.pool(t, b.pool, func(cfg *pgxpool.Config) { cfg.MaxConns = idle + 2 })
+	log := newMemory("t")
+	log.publish(event("t", "a", 1))
+	b.runAs(pool, log.source(), config, b.apply("x"))
+	b.eventually("the first is applied", func() bool { return b.seen.count(consumer.Applied) == 1 })
+	for _, c := range take(t, pool, idle) {
+		c.Release()
+	}
+	lossy.lose()
+	log.publish(event("t", "a", 2))
+	b.eventually("the next is applied", func() bool { return b.seen.count(consumer.Applied) == 2 })
+	if n := b.seen.failed("the pool gave no connection"); n > idle/2 {
+		t.Errorf("the pool gave no connection %d times, with %d that nobody answers: want hardly more than once", n, idle)
+	}
+}
+
+// take takes so many connections at once.
+func take(t *testing.T, pool *pgxpool.Pool, n int) (all []*pgxpool.Conn) {
+	t.Helper()
+	for range n {
+		c, err := pool.Acquire(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, c)
+	}
+	return all
 }

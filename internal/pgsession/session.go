@@ -34,12 +34,17 @@ func Recovering(pg *pgconn.PgError) bool {
 
 // Acquire takes a connection out of the pool, and waits no longer for it than
 // within. The pool looks first whether one that was idle is alive, which a server
-// that has vanished doesn't answer.
+// that has vanished doesn't answer: then the other idle ones are of the same server,
+// and are given up with it, for each would be waited for as long. (A connection that
+// is in use is not touched before it is given back.)
 func Acquire(ctx context.Context, pool *pgxpool.Pool, within time.Duration) (*pgxpool.Conn, error) {
 	bound, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	conn, err := pool.Acquire(bound)
 	if err != nil && ctx.Err() == nil && errors.Is(bound.Err(), context.DeadlineExceeded) {
+		if pool.Stat().IdleConns() > 0 { // else all are in use, or were
+			pool.Reset()
+		}
 		err = fmt.Errorf("the pool gave no connection for %v: the database does not answer, or the pool is too small: %w", within, err)
 	}
 	return conn, err
