@@ -146,6 +146,8 @@ func (d *decoder) body(bt batch) (recs []consumer.KafkaRecord, behind int64, siz
 		if data, err = d.decompress(bt, compress.Compression(codec)); err != nil {
 			return nil, 0, 0, err
 		}
+	} else if len(data) > d.maxBatch {
+		return nil, 0, 0, d.fail(bt.base, "it has %d bytes, more than the %d that Config.MaxBatchBytes allows", len(data), d.maxBatch)
 	}
 	// Every record takes seven bytes at the least, so a count that can't be
 	// true is refused before memory is reserved for it.

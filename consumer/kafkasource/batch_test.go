@@ -192,6 +192,17 @@ func TestDecompressionIsBounded(t *testing.T) {
 	}
 }
 
+func TestTheLimitOfABatchHoldsHoweverItIsCompressed(t *testing.T) {
+	large := strings.Repeat("0", 1<<20) // which is the limit, and there is a header to it
+	for _, codec := range []protocol.Attributes{0, protocol.Gzip, protocol.Snappy, protocol.Lz4, protocol.Zstd} {
+		_, _, err := decode(0, nil, encode(t, 0, codec, large))
+		var be *consumer.BatchError
+		if !errors.As(err, &be) || !strings.Contains(err.Error(), "MaxBatchBytes") {
+			t.Errorf("codec %d: %v", codec, err)
+		}
+	}
+}
+
 func TestAFetchStopsBehindTheBatchThatFillsIt(t *testing.T) {
 	d := decoder{maxBytes: 100, maxBatch: 1 << 20}
 	big := strings.Repeat("x", 90)

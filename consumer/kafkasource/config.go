@@ -47,8 +47,8 @@ type Config struct {
 	MaxWait time.Duration
 	// RequestTimeout bounds every other wait for a broker. Defaults to 10 s.
 	RequestTimeout time.Duration
-	// MaxBatchBytes is the size, decompressed, up to which a record batch is
-	// read. Defaults to 64 MiB.
+	// MaxBatchBytes is the size, decompressed where it is compressed, up to which a
+	// record batch is read. Defaults to 64 MiB.
 	MaxBatchBytes int
 
 	// Logger defaults to slog.Default().
