@@ -266,7 +266,12 @@ func (g *Guard) resume(ctx context.Context, tx pgx.Tx, keys []StreamKey, h Handl
 // did not fit has been read again. Ask at start and every few seconds. A stream
 // that was resumed is pending no more, whether it has gone on or not.
 func (g *Guard) Pending(ctx context.Context, tx pgx.Tx, limit int) ([]StreamKey, error) {
-	rows, err := tx.Query(ctx, g.sql.pending, g.cfg.Consumer, limit)
+	return g.pendingBehind(ctx, tx, StreamKey{}, limit)
+}
+
+// pendingBehind gives those behind a stream, in order.
+func (g *Guard) pendingBehind(ctx context.Context, tx pgx.Tx, at StreamKey, limit int) ([]StreamKey, error) {
+	rows, err := tx.Query(ctx, g.sql.pending, g.cfg.Consumer, limit, at.Stream, at.Key)
 	if err != nil {
 		return nil, fmt.Errorf("consumer: looking for parked records that can go on: %w", err)
 	}

@@ -78,7 +78,7 @@ func samples() map[string]tried {
 		"highest":    {s.highest, append(one[:3:3], "1", "1", "'data'"), "parked_order"},
 		"waiting":    {s.waiting, append(one[:3:3], "1"), "parked_order"},
 		"total":      {s.total, one[:1], "guard_parked"},
-		"pending":    {s.pending, []string{"'c'", "100"}, "guard_recheck"},
+		"pending":    {s.pending, []string{"'c'", "100", "'s1'", "'key 1'"}, "guard_recheck"},
 		"room":       {s.room, []string{"'c'", "'t/0'", "1", "1", "1", "1"}, "guard_unstored"},
 		"lock one":   {s.lockOne, one, "guard_pkey"},
 		"end":        {o.end, append(row[:4:4], read...), "Tid Scan"},

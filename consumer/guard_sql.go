@@ -188,11 +188,11 @@ select coalesce((select min(epoch) from @schema@.parked where consumer = $1 and 
 	// so, or what did not fit has been read again. Each half has an index with
 	// nothing else in it.
 	pendingSQL = `
-(select stream, key from @schema@.guard where consumer = $1 and recheck order by stream, key limit $2)
+(select stream, key from @schema@.guard where consumer = $1 and recheck and (stream, key) > ($3::text, $4::text) order by stream, key limit $2)
 union
 (select g.stream, g.key
    from @schema@.guard g
-  where g.consumer = $1 and g.unstored <> '{}'
+  where g.consumer = $1 and g.unstored <> '{}' and (g.stream, g.key) > ($3::text, $4::text)
     and not exists (select from @schema@.consumer_offset o
                      where o.consumer = $1 and o.overflow_offset is not null and o.topic || '/' || o.partition = any(g.unstored))
   order by g.stream, g.key limit $2)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -87,22 +86,24 @@ func (p *poller) tell(what string, err error) error {
 	return nil
 }
 
-// pending goes on with parked events, of which nothing may arrive any more.
+// pending goes on with parked events, of which nothing may arrive any more. It goes
+// through all of them once: those that fail for a passing reason stay pending, and
+// however many these are, the others have their turn.
 func (p *poller) pending(reading context.Context) error {
-	var before []StreamKey
+	var at StreamKey
 	for reading.Err() == nil {
 		var keys []StreamKey
 		err := p.inTx(func(ctx context.Context, tx pgx.Tx, _ *last) (err error) {
-			keys, err = p.guard.Pending(ctx, tx, pendingPage)
+			keys, err = p.guard.pendingBehind(ctx, tx, at, pendingPage)
 			return err
 		})
 		if err != nil {
 			return p.tell("parked events were not looked for, trying again", err)
 		}
-		if len(keys) == 0 || slices.Equal(keys, before) {
-			return nil // none is left, or none that goes on
+		if len(keys) == 0 {
+			return nil
 		}
-		before = keys
+		at = keys[len(keys)-1]
 		if err := p.resume(reading, keys); err != nil {
 			if errors.Is(err, errStopped) {
 				return nil

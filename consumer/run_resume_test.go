@@ -2,6 +2,7 @@ package consumer_test
 
 import (
 	"context"
+	"fmt"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -48,4 +49,47 @@ func TestAParkedEventThatFailsForAPassingReasonKeepsNoOtherKeys(t *testing.T) {
 	b.eventually("and in the end the one", func() bool { return len(b.applied("a")) == 2 })
 	b.want("a", effects("a", 1, 2)...)
 	b.want("b", effects("b", 1, 2)...)
+}
+
+// However many wait for the same lock.
+func TestParkedEventsThatFailForAPassingReasonKeepNoOtherKeysHoweverManyTheyAre(t *testing.T) {
+	b := newBench(t)
+	log := newMemory("t")
+	const waiting = 120
+	keys := []string{"z"} // behind all of them
+	for i := range waiting {
+		keys = append(keys, fmt.Sprintf("k%03d", i))
+	}
+	for seq := range int64(2) {
+		for _, k := range keys {
+			log.publish(event("t", k, seq+1))
+		}
+	}
+	cfg := b.config()
+	cfg.PollInterval = 5 * time.Millisecond
+	var mended atomic.Bool
+	b.run(log.source(), cfg, consumer.HandlerFunc(func(ctx context.Context, tx pgx.Tx, d consumer.Delivery) error {
+		switch {
+		case d.Seq == 1:
+		case !mended.Load():
+			return consumer.Reject(errPoison)
+		case d.Key != "z":
+			_, err := tx.Exec(ctx, "do $$ begin raise exception 'x' using errcode = '55P03'; end $$")
+			return err
+		}
+		return b.apply("x")(ctx, tx, d)
+	}))
+	b.eventually("all fail for good", func() bool {
+		return b.one("select count(*)::text from fenceline.parked where reason = 'failing'") == fmt.Sprint(waiting+1)
+	})
+	mended.Store(true)
+	op, err := consumer.NewOperator(t.Context(), b.pool, consumer.OperatorConfig{Consumer: cfg.Name})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, k := range keys[1:] {
+		ok(t, op.Retry(t.Context(), consumer.StreamKey{Stream: "t", Key: k}, note))
+	}
+	ok(t, op.Retry(t.Context(), consumer.StreamKey{Stream: "t", Key: "z"}, note))
+	b.eventually("the one that can goes on", func() bool { return len(b.applied("z")) == 2 })
 }
