@@ -104,6 +104,7 @@ type runner struct {
 	handler Handler
 	offsets *offsets
 	poked   chan struct{} // there may be a dead letter to hand out
+	polled  *polled
 	exited  *atomic.Pointer[Position]
 	log     *slog.Logger
 }
@@ -119,6 +120,7 @@ func newRunner(pool *pgxpool.Pool, cfg Config, h Handler) (*runner, error) {
 		handler: bounded{h, cfg.HandlerTimeout, exited},
 		offsets: newOffsets(cfg.Schema, cfg.Name),
 		poked:   make(chan struct{}, 1),
+		polled:  new(polled),
 		log:     cfg.Logger.With("consumer", cfg.Name),
 	}, nil
 }

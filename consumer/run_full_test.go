@@ -143,6 +143,31 @@ func TestAStreamThatStandsForTooLongRaisesOneAlarm(t *testing.T) {
 	}
 }
 
+// A rebalance is nothing that an operator should look at again.
+func TestARebalanceRaisesNoAlarmAgainOfAStreamThatStands(t *testing.T) {
+	b := newBench(t)
+	log := newMemory("t")
+	log.publish(event("t", "a", 1), event("t", "a", 3))
+	cfg := b.config()
+	cfg.GapAlarm, cfg.PollInterval = time.Millisecond, time.Millisecond
+	source := log.source()
+	b.run(source, cfg, b.apply("x"))
+	b.eventually("the alarm", func() bool { return b.seen.alarmed(consumer.Overdue) == 1 })
+	source.revoke()
+	b.eventually("the next generation", func() bool { return strings.Count(b.log.String(), "partitions assigned") == 2 })
+	log.publish(event("t", "b", 1), event("t", "b", 3)) // a round that finds this finds the other, which stands longer
+	b.eventually("the next alarm", func() bool { return b.seen.alarmed(consumer.Overdue) > 1 })
+	b.seen.mu.Lock()
+	defer b.seen.mu.Unlock()
+	var about []string
+	for _, a := range b.seen.alarms {
+		about = append(about, a.Stream.Key)
+	}
+	if want := []string{"a", "b"}; !slices.Equal(about, want) {
+		t.Errorf("alarms about %v, want %v", about, want)
+	}
+}
+
 func TestDeadLettersAreHandedOutAndAgainUntilTheyAreTaken(t *testing.T) {
 	b := newBench(t)
 	log := newMemory("t")

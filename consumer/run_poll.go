@@ -53,7 +53,7 @@ func (p *partition) pin(reading context.Context) error {
 
 // poll does what is to be done from time to time, until reading ends.
 func (p *partition) poll(reading context.Context) error {
-	round := poller{partition: p}
+	round := poller{p, p.polled}
 	for reading.Err() == nil {
 		for _, do := range []func(context.Context) error{round.pending, round.overdue, round.forget} {
 			if err := do(reading); err != nil {
@@ -65,9 +65,15 @@ func (p *partition) poll(reading context.Context) error {
 	return nil
 }
 
-// poller is what one round leaves for the next.
+// poller goes its rounds during one generation.
 type poller struct {
 	*partition
+	*polled
+}
+
+// polled is what one round leaves for the next, also of another generation: a
+// rebalance raises no alarm again. Only the poller of the generation touches it.
+type polled struct {
 	// stands is since when the streams stand of which an alarm was raised.
 	stands     map[StreamKey]time.Time
 	forgetting Forgetting
