@@ -31,6 +31,8 @@ type Committed struct {
 
 // Failure is one try that failed.
 type Failure struct {
+	// Partition is empty where no partition's record brought it about: an operator
+	// has let a stored event go on, which Err then names.
 	Partition Partition
 	Err       error
 	// Passing says that the reason lies outside of the records: they are tried
@@ -42,6 +44,7 @@ type Failure struct {
 
 // Alarm is something that an operator should look at.
 type Alarm struct {
+	// Partition is empty where it is about a stream alone.
 	Partition Partition
 	Kind      AlarmKind
 	// From and To are the offsets concerned: From ≤ offset < To.
@@ -72,8 +75,8 @@ const (
 	// Overdue: a stream has been standing for longer than its GapAlarm. What it
 	// waits for was lost, or is for an operator to decide.
 	Overdue AlarmKind = "overdue"
-	// Stalled: a partition has not got on for Config.StallAlarm, for a reason
-	// that may pass. The tries go on.
+	// Stalled: a partition, or a stream's parked events, have not got on for
+	// Config.StallAlarm, for a reason that may pass. The tries go on.
 	Stalled AlarmKind = "stalled"
 )
 

@@ -26,6 +26,7 @@ type partition struct {
 	fetchBytes int  // of one fetch
 	inTurn     bool // a stream whose parked events fail for a passing reason has its turn again after the others
 
+	stream StreamKey // whose parked events don't go on, while that is told
 	offset int64     // to fetch next
 	end    int64     // the high watermark of the last fetch
 	unread int64     // where a batch can't be read, or NoOffset

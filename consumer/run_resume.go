@@ -3,6 +3,7 @@ package consumer
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
@@ -67,7 +68,9 @@ func (p *partition) resumeOnce(reading context.Context, key StreamKey, alone *bo
 		default:
 			*alone = true // it may be all of them that take too long
 		}
-		return more, p.outage(reading, pause, "parked events were not applied for a passing reason, trying again", err)
+		p.stream = key
+		defer func() { p.stream = StreamKey{} }()
+		return more, p.outage(reading, pause, "parked events were not applied for a passing reason, trying again", fmt.Errorf("parked events of %s: %w", key, err))
 	case known:
 		p.resumedFailed(reading, culprit, pause)
 		return true, nil

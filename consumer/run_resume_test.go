@@ -3,6 +3,8 @@ package consumer_test
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -19,7 +21,7 @@ func TestAParkedEventThatFailsForAPassingReasonKeepsNoOtherKeys(t *testing.T) {
 	log := newMemory("t")
 	log.publish(event("t", "a", 1), event("t", "a", 2), event("t", "b", 1), event("t", "b", 2))
 	cfg := b.config()
-	cfg.PollInterval = 5 * time.Millisecond
+	cfg.PollInterval, cfg.StallAlarm = 5*time.Millisecond, time.Millisecond
 	var mended, free atomic.Bool
 	b.run(log.source(), cfg, consumer.HandlerFunc(func(ctx context.Context, tx pgx.Tx, d consumer.Delivery) error {
 		switch {
@@ -42,6 +44,12 @@ func TestAParkedEventThatFailsForAPassingReasonKeepsNoOtherKeys(t *testing.T) {
 	}
 	ok(t, op.Retry(t.Context(), consumer.StreamKey{Stream: "t", Key: "a"}, note))
 	b.eventually("the one is tried", func() bool { return b.seen.failed("55P03") > 0 })
+	b.eventually("the alarm says of which stream", func() bool {
+		return b.seen.stalled(consumer.StreamKey{Stream: "t", Key: "a"}, "parked events of t[a]")
+	})
+	if b.seen.failed("parked events of t[a]: ") == 0 {
+		t.Error("the observer was not told of which stream")
+	}
 	ok(t, op.Retry(t.Context(), consumer.StreamKey{Stream: "t", Key: "b"}, note))
 	b.eventually("the other goes on", func() bool { return len(b.applied("b")) == 2 })
 	b.want("a", "a/1")
@@ -49,6 +57,15 @@ func TestAParkedEventThatFailsForAPassingReasonKeepsNoOtherKeys(t *testing.T) {
 	b.eventually("and in the end the one", func() bool { return len(b.applied("a")) == 2 })
 	b.want("a", effects("a", 1, 2)...)
 	b.want("b", effects("b", 1, 2)...)
+}
+
+// stalled says whether there was an alarm that something of the stream stands.
+func (r *recorder) stalled(key consumer.StreamKey, text string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.ContainsFunc(r.alarms, func(a consumer.Alarm) bool {
+		return a.Kind == consumer.Stalled && a.Stream == key && strings.Contains(a.Text, text)
+	})
 }
 
 // However many wait for the same lock.

@@ -43,7 +43,7 @@ func (p *partition) waits(err error) {
 	}
 	if lasts := time.Since(p.since); !p.stalls && lasts >= p.cfg.StallAlarm {
 		p.stalls = true
-		p.alarm(Alarm{Partition: p.assigned.Partition, Kind: Stalled, From: p.offset, To: p.offset,
+		p.alarm(Alarm{Partition: p.assigned.Partition, Kind: Stalled, From: p.offset, To: p.offset, Stream: p.stream,
 			Text: fmt.Sprintf("nothing was applied for %v, the tries go on: %v", lasts.Round(time.Second), err)})
 	}
 }
