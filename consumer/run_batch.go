@@ -221,6 +221,10 @@ func (p *partition) committed(results []Result, began time.Time) {
 		case r.Outcome == Parked:
 			p.log.Warn("the event waits", "event", r.Position.String(), "offset", r.Offset, "reason", r.Reason, "rule", r.Rule, "stored", !r.Unstored)
 		}
+		if r.Resumed { // it was decided: its tries are over
+			delete(p.failed, r.Position)
+			delete(p.lost, r.Position)
+		}
 		switch r.Outcome {
 		case DeadLettered:
 			p.pokeLetters()
