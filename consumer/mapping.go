@@ -17,7 +17,9 @@ import (
 // anything that it can't read with an error, and never panic; the record is
 // then quarantined, and the partition goes on. The same bytes at the same place
 // must give the same result each time, since what is parked is read again: see
-// [UnreadableError] for what becomes of a record that a changed one can't read.
+// [UnreadableError] for what becomes of a record that a changed one can't read. A
+// changed one must also give the same IDs, by which a topic is known that was
+// created anew; those of [Wire] are known beside its own.
 //
 // [Wire] reads what the relay publishes, [CloudEvents] and [Debezium] what
 // others do. A mapping of your own can call these for some topics.

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/google/uuid"
+
 	"github.com/fenceline/fenceline/consumer"
 	"github.com/fenceline/fenceline/outbox"
 )
@@ -185,6 +187,28 @@ func TestATopicIsTakenForANewOneOnlyWhereTheEventThatWasReadLastIsAnother(t *tes
 				t.Errorf("%d events were read again", n)
 			}
 		})
+	}
+}
+
+// Who begins with the relay's format and then reads it by a mapping of his own has
+// the same topic.
+func TestAMappingInThePlaceOfTheRelaysFormatMakesNoOtherTopicOfIt(t *testing.T) {
+	b := newBench(t)
+	log := newMemory("t")
+	log.publish(events("t", "a", 1, 3)...)
+	b.upTo(log, b.config(), 3)
+	log.publish(events("t", "a", 4, 5)...)
+	cfg := b.config()
+	cfg.Mapping = func(p consumer.Partition, r consumer.KafkaRecord) (outbox.Record, error) {
+		rec, err := consumer.Wire(p, r)
+		rec.ID = uuid.NewSHA1(uuid.Nil, r.Value)
+		return rec, err
+	}
+	b.upTo(log, cfg, 5)
+	b.upTo(log, cfg, 5)
+	b.want("", effects("a", 1, 5)...)
+	if n := b.seen.alarmed(consumer.Truncated); n != 0 || b.flagged() != "0" {
+		t.Errorf("%d alarms say that events went unread, flagged: %s", n, b.flagged())
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
@@ -263,8 +264,11 @@ func (p *partition) replaced(ctx context.Context, in placement) (bool, error) {
 	}
 	for _, r := range f.Records {
 		if r.Offset == last {
-			d := p.cfg.Mapping.Delivery(in.partition, r)
-			return d.Malformed != nil || d.ID != in.stored.last, nil
+			// By the relay's format too: it may have been read so before there was a mapping.
+			return !slices.ContainsFunc([]Mapping{p.cfg.Mapping, Wire}, func(m Mapping) bool {
+				d := m.Delivery(in.partition, r)
+				return d.Malformed == nil && d.ID == in.stored.last
+			}), nil
 		}
 	}
 	return true, nil
