@@ -41,6 +41,11 @@
 // gives away. Nothing is negotiated: leases and fences decide, the shares only
 // say how much to want. Type share has it.
 //
+// A shard and a partition are remainders of one hash, so which shards an instance
+// has decides how even its lanes are. It takes, of what is free, and gives away, of
+// what is above its share, whatever leaves it with as many for each partition; see
+// even.go. No shard changes hands for that alone.
+//
 // A session works under a fixed set of leases. When the set changes, it stops
 // reading, sends what stands in front of anything that was sent already (see
 // closing.go), waits for its requests, and stores its cursors; only then are

@@ -67,6 +67,12 @@ var goMutants = []mutants.Mutant{
 	{Name: "a republish without pace", Test: "TestARepublishKeepsToItsRateAndEndsWhenItIsTold", Edits: []mutants.Edit{
 		in("republish_run.go", "time.NewTimer(wait)", "time.NewTimer(0*wait)"),
 	}},
+	{Name: "shards taken in their order", Test: "TestHoweverInstancesComeAndGoEachServesAllPartitionsAlike", Edits: []mutants.Edit{
+		in("even.go", "of&^half != 0 && (have&half).len() > (have&^half).len()", "false"),
+	}},
+	{Name: "shards given away in their order", Test: "TestHoweverInstancesComeAndGoEachServesAllPartitionsAlike", Edits: []mutants.Edit{
+		in("even.go", "if (s & half).len() <= (s &^ half).len() {", "if s&^half != 0 {"),
+	}},
 	{Name: "what was too large is forgotten with the session", Test: "TestAStreamHeldForItsSizeIsRetriedAfterARestartToo", Edits: []mutants.Edit{
 		in("load.go", ", limit: limitIn(h.Reason)}", "}"),
 	}},

@@ -114,42 +114,39 @@ func (h *share) round(ctx context.Context) (soonest time.Duration, err error) {
 		left = new(time.Duration)
 		*left = meetEvery
 	}
-	want, ok := fairShare(ids, h.id)
+	at, want, ok := fairShare(ids, h.id)
 	if !ok { // we seem to be dead: say otherwise
 		h.beaten = time.Time{}
 		return 0, nil
 	}
-	return *left, h.balance(ctx, want, free)
+	return *left, h.balance(ctx, at, want, shardsOf(free))
 }
 
-// fairShare is how many shards an instance should have. All who see the same
-// instances come to numbers whose sum is that of the shards.
-func fairShare(ids []uuid.UUID, own uuid.UUID) (int, bool) {
+// fairShare is how many shards an instance should have, and at which it begins to
+// look for them. All who see the same instances come to numbers whose sum is that of
+// the shards, and to beginnings that are as far from each other.
+func fairShare(ids []uuid.UUID, own uuid.UUID) (at, want int, ok bool) {
 	i := slices.Index(ids, own)
 	if i < 0 {
-		return 0, false
+		return 0, 0, false
 	}
-	n := outbox.Shards / len(ids)
-	if i < outbox.Shards%len(ids) {
-		n++
+	want, more := outbox.Shards/len(ids), outbox.Shards%len(ids)
+	at = i*want + min(i, more)
+	if i < more {
+		want++
 	}
-	return n, true
+	return at % outbox.Shards, want, true
 }
 
-// balance gives or takes until the instance has want shards.
-func (h *share) balance(ctx context.Context, want int, free []int) error {
-	own, gave := h.surplus(want)
+// balance gives or takes until the instance has want shards; which, see even.go.
+func (h *share) balance(ctx context.Context, at, want int, free shardSet) error {
+	own, gave := h.surplus(at, want)
 	if gave {
 		signal(h.changed)
 		return nil
 	}
-	// Each begins elsewhere, so that several that start together meet seldom.
-	at := int(h.id[0]) % outbox.Shards
-	slices.SortFunc(free, func(a, b int) int {
-		return cmp.Compare((a-at+outbox.Shards)%outbox.Shards, (b-at+outbox.Shards)%outbox.Shards)
-	})
-	wanted := slices.DeleteFunc(free, func(n int) bool { return own.has(n) }) // ours, and expired: the lease will notice
-	gained, err := h.acquire(ctx, wanted[:min(len(wanted), max(0, want-own.len()))])
+	// What is free and ours has expired: the lease will notice.
+	gained, err := h.acquire(ctx, own.pick(free, at, want-own.len()))
 	if gained {
 		signal(h.changed)
 	}
@@ -184,7 +181,7 @@ func (h *share) acquire(ctx context.Context, shards []int) (gained bool, err err
 }
 
 // surplus forgets what was lost, and marks what is above want to be given away.
-func (h *share) surplus(want int) (own shardSet, gave bool) {
+func (h *share) surplus(at, want int) (own shardSet, gave bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for n, l := range h.leases {
@@ -195,12 +192,10 @@ func (h *share) surplus(want int) (own shardSet, gave bool) {
 			delete(h.leases, n)
 		}
 	}
-	kept := own &^ h.give
-	for list := kept.list(); kept.len() > want; list = list[:len(list)-1] {
-		last := shardSet(0).with(list[len(list)-1])
-		kept &^= last
-		h.give |= last
-		gave = true
+	for kept := own &^ h.give; kept.len() > want; gave = true {
+		spare := shardSet(0).with(kept.spare(at))
+		kept &^= spare
+		h.give |= spare
 	}
 	return own, gave
 }

@@ -232,9 +232,12 @@ func TestTheFairSharesOfAllInstancesAreAllShards(t *testing.T) {
 		ids = append(ids, uuid.New())
 		sum, least, most := 0, outbox.Shards, 0
 		for _, id := range ids {
-			k, ok := fairShare(ids, id)
+			at, k, ok := fairShare(ids, id)
 			if !ok {
 				t.Fatalf("instance %v is not among %v", id, ids)
+			}
+			if at != sum%outbox.Shards {
+				t.Errorf("of %d instances one looks for its %d shards at %d first, and those before it end at %d", n, k, at, sum)
 			}
 			sum, least, most = sum+k, min(least, k), max(most, k)
 		}
@@ -242,7 +245,7 @@ func TestTheFairSharesOfAllInstancesAreAllShards(t *testing.T) {
 			t.Errorf("%d instances have %d shards, the poorest %d, the richest %d", n, sum, least, most)
 		}
 	}
-	if _, ok := fairShare(ids, uuid.New()); ok {
+	if _, _, ok := fairShare(ids, uuid.New()); ok {
 		t.Error("who isn't among the instances has a share")
 	}
 }
