@@ -5,7 +5,9 @@ import "slices"
 // closeLanes ends what a session sends without leaving gaps. A cursor says how
 // far everything is acknowledged. What was acknowledged, or is on its way,
 // behind a row that is still queued, would be read and published once more by
-// whoever comes next. So those rows are sent as well, and no others.
+// whoever comes next. So those rows are sent as well, and no others. Only what
+// waits for the broker to describe its topic can't be: that may take as long as an
+// outage. It gets a fork, which the next session reads, and the cursor passes it.
 func (s *session) closeLanes() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -34,6 +36,11 @@ func (s *session) closeLanes() {
 				}
 			}
 			sent = sent || p.until > 0
+		}
+	}
+	for _, t := range s.topics {
+		if slices.ContainsFunc(t.queue, func(it item) bool { return it.i < it.page.until }) {
+			s.putAside(t, "the broker had not described it when an instance stopped", "the next one asks")
 		}
 	}
 	s.eachLane(func(l *lane) {

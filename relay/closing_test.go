@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"context"
 	"slices"
 	"testing"
 )
@@ -44,4 +45,48 @@ func TestASessionThatEndsSendsNothingOfAStreamInFrontOfWhatItLeavesBehind(t *tes
 	if !slices.Equal(sent, []string{"other"}) {
 		t.Errorf("sent at the end: %q, want what stands in front of a row that was sent, but of k nothing", sent)
 	}
+}
+
+// What waits for the broker to describe its topic stands in no lane, and what was
+// sent behind it must not be sent again for that.
+func TestAStopBeforeATopicIsDescribedHasNothingBehindItPublishedTwice(t *testing.T) {
+	t.Parallel()
+	pool, kafka := fresh(t, "a", "b")
+	asked := make(chan struct{}, 100)
+	slow := &slowToDescribe{memory: kafka, topic: "b", asked: asked}
+	p := newProducer(t, pool, "k")
+	p.publish("b", "1")
+	p.publish("a", "1", "2", "3")
+	r := startRelay(t, pool, slow, quick())
+	eventually(t, "what stands behind it is published", func() bool { return kafka.distinct("a") == 3 })
+	receive(t, "the other topic's description is asked for", asked)
+	r.end()
+
+	r = startRelay(t, pool, kafka, quick())
+	p.publish("b", "2")
+	p.publish("a", "4")
+	eventually(t, "everything is published", func() bool { return kafka.distinct("a") == 4 && kafka.distinct("b") == 2 })
+	eventually(t, "the topic has caught up", func() bool { return query[int](t, pool, "select count(*) from fenceline.relay_fork") == 0 })
+	r.end()
+	for _, topic := range []string{"a", "b"} {
+		if _, again, _ := firsts(t, kafka.logs[topic]); again != 0 {
+			t.Errorf("of topic %s %d events were published twice: %q", topic, again, kafka.payloads(topic))
+		}
+	}
+}
+
+// slowToDescribe answers nothing when it is asked for one of the topics.
+type slowToDescribe struct {
+	*memory
+	topic string
+	asked chan struct{}
+}
+
+func (m *slowToDescribe) Describe(ctx context.Context, name string) (Topic, error) {
+	if name == m.topic {
+		signal(m.asked)
+		<-ctx.Done()
+		return Topic{}, ctx.Err()
+	}
+	return m.memory.Describe(ctx, name)
 }

@@ -47,8 +47,8 @@
 // even.go. No shard changes hands for that alone.
 //
 // A session works under a fixed set of leases. When the set changes, it stops
-// reading, sends what stands in front of anything that was sent already (see
-// closing.go), waits for its requests, and stores its cursors; only then are
+// reading, sends what stands in front of anything that was sent already, or has it
+// in a fork (see closing.go), waits for its requests, and stores its cursors; only then are
 // shards given away. The next session begins from what is stored, at once, with
 // nothing in memory. So when instances come and go in an orderly way, nothing is
 // published twice.

@@ -124,26 +124,7 @@ func (s *session) refuse(t *topic, e *TopicError) {
 	if e.Err != nil {
 		detail = e.Err.Error()
 	}
-	s.unresume(t.name)
-	var taken shardSet
-	news := false
-	for _, f := range s.forks {
-		if f.topic != t.name {
-			continue
-		}
-		if f.partition < 0 {
-			taken |= f.flow.shards
-			news = news || f.reason != e.Reason || f.joined
-			f.dirty = f.dirty || f.reason != e.Reason || f.joined
-			f.reason, f.detail = e.Reason, detail
-		}
-		f.rewind()
-	}
-	if rest := s.shards &^ taken; rest != 0 {
-		news = true
-		s.take(rest, fork{topic: t.name, partition: -1, reason: e.Reason, detail: detail}) // before clear moves the cursors
-	}
-	t.clear()
+	news := s.putAside(t, e.Reason, detail)
 	if news {
 		if errors.Is(e.Err, errDecided) {
 			s.log.Info("an operator has decided about a topic; it is looked at anew", "topic", t.name, "reason", e.Reason)
@@ -156,6 +137,31 @@ func (s *session) refuse(t *topic, e *TopicError) {
 		signal(s.due)
 	}
 	t.ask()
+}
+
+// putAside leaves everything of a topic that is not acknowledged to forks; news: it
+// was not with them already. Called under the mutex.
+func (s *session) putAside(t *topic, reason, detail string) (news bool) {
+	s.unresume(t.name)
+	var taken shardSet
+	for _, f := range s.forks {
+		if f.topic != t.name {
+			continue
+		}
+		if f.partition < 0 {
+			taken |= f.flow.shards
+			news = news || f.reason != reason || f.joined
+			f.dirty = f.dirty || f.reason != reason || f.joined
+			f.reason, f.detail = reason, detail
+		}
+		f.rewind()
+	}
+	if rest := s.shards &^ taken; rest != 0 {
+		news = true
+		s.take(rest, fork{topic: t.name, partition: -1, reason: reason, detail: detail}) // before clear moves the cursors
+	}
+	t.clear()
+	return news
 }
 
 // runnable are the forks that can read on, those of shards first, since the
