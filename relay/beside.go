@@ -20,10 +20,11 @@ type beside struct {
 	done   sync.WaitGroup
 }
 
-func startBeside(ctx context.Context, pool *pgxpool.Pool, fences *fencing.Fences, cfg Config) *beside {
+// startBeside begins it; fail is told what nobody but an operator can change.
+func startBeside(ctx context.Context, pool *pgxpool.Pool, fences *fencing.Fences, cfg Config, fail func(error)) *beside {
 	ctx, cancel := context.WithCancel(ctx)
 	b := &beside{ears: newListener(pool, cfg), health: cfg.Health, cancel: cancel}
-	b.brake = newBrake(pool, cfg, b.ears.control)
+	b.brake = newBrake(pool, cfg, b.ears.control, fail)
 	b.done.Go(func() { b.ears.run(ctx) })
 	b.done.Go(func() { b.brake.run(ctx) })
 	if cfg.Retention != nil {

@@ -87,14 +87,17 @@ type brake struct {
 	health *Health
 	every  time.Duration
 	said   <-chan struct{} // an operator may have spoken
+	// fail ends Run: whether relays are paused can't be known before an operator has
+	// done something.
+	fail func(error)
 
 	mu   sync.Mutex
 	free chan struct{} // closed while the reader may read
 	off  bool          // free is closed
 }
 
-func newBrake(pool *pgxpool.Pool, cfg Config, said <-chan struct{}) *brake {
-	return &brake{pool: pool, name: cfg.Schema, log: cfg.Logger, hook: cfg.Hooks.Paused, health: cfg.Health, every: 5 * time.Second, said: said, free: make(chan struct{})}
+func newBrake(pool *pgxpool.Pool, cfg Config, said <-chan struct{}, fail func(error)) *brake {
+	return &brake{pool: pool, name: cfg.Schema, log: cfg.Logger, hook: cfg.Hooks.Paused, health: cfg.Health, every: 5 * time.Second, said: said, fail: fail, free: make(chan struct{})}
 }
 
 // open waits until the reader may read; false if ctx ends first.
@@ -126,7 +129,7 @@ func (b *brake) set(p Pause) {
 func (b *brake) run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	known, was := false, false
+	known, was, told := false, false, false
 	for {
 		select {
 		case <-timer.C:
@@ -140,9 +143,16 @@ func (b *brake) run(ctx context.Context) {
 		switch {
 		case ctx.Err() != nil:
 			return
+		case fatal(err):
+			b.fail(err)
+			return
 		case err != nil:
-			b.log.Debug("cannot look whether relays are paused", "error", err)
+			if !told {
+				told = true
+				b.log.Warn("cannot look whether relays are paused, trying again; nothing is published before that is known once", "known", known, "error", err)
+			}
 		default:
+			told = false
 			b.set(p)
 			b.health.note("pause", p.sentence())
 			switch {

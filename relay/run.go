@@ -48,7 +48,10 @@ func Run(ctx context.Context, pool *pgxpool.Pool, publisher Publisher, cfg Confi
 	if err != nil {
 		return stopped(ctx, fmt.Errorf("relay: %w", err))
 	}
-	r := &runner{pool: pool, pub: publisher, cfg: cfg, sql: &sql, beside: startBeside(ctx, pool, fences, cfg), share: newShare(pool, fences, cfg, &sql)}
+	asked := ctx
+	ctx, fail := context.WithCancelCause(asked)
+	defer fail(nil)
+	r := &runner{pool: pool, pub: publisher, cfg: cfg, sql: &sql, beside: startBeside(ctx, pool, fences, cfg, fail), share: newShare(pool, fences, cfg, &sql)}
 	defer r.beside.stop()
 	sharing, stop := context.WithCancel(ctx)
 	var done sync.WaitGroup
@@ -58,6 +61,9 @@ func Run(ctx context.Context, pool *pgxpool.Pool, publisher Publisher, cfg Confi
 	defer stop()
 	if err := r.run(ctx); err != nil {
 		return named(err)
+	}
+	if asked.Err() == nil { // and yet it has ended: for what goes on beside
+		return named(context.Cause(ctx))
 	}
 	cfg.Logger.Info("relay stopped", "name", cfg.Name)
 	return nil

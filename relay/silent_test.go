@@ -90,7 +90,7 @@ func TestAPauseIsHeededThoughAConnectionOfThePoolAnswersNothing(t *testing.T) {
 	t.Parallel()
 	pool := vanished(t, 1)
 	paused := make(chan bool, 10)
-	b := newBrake(pool, Config{Schema: "fenceline", Logger: slog.New(slog.DiscardHandler), Hooks: Hooks{Paused: func(p bool) { paused <- p }}}, make(chan struct{}))
+	b := newBrake(pool, Config{Schema: "fenceline", Logger: slog.New(slog.DiscardHandler), Hooks: Hooks{Paused: func(p bool) { paused <- p }}}, make(chan struct{}), func(error) {})
 	b.every = time.Second
 	ctx, cancel := context.WithCancel(bg)
 	done := make(chan struct{})
