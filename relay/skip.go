@@ -27,7 +27,7 @@ func (r *row) judge(from, to int64, at time.Time) {
 		return
 	}
 	r.bad = ""
-	if to != r.Seq || r.Epoch <= 0 || r.Token <= 0 {
+	if to != r.Seq || r.Epoch <= 0 || r.Token <= 0 || max(r.Epoch, r.Token, to) > outbox.MaxNumber {
 		r.void, r.markerAt = true, to
 		return
 	}

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -272,5 +273,31 @@ func TestAMarkerThatIsRefusedIsHeldAndSentByARetry(t *testing.T) {
 	r.end()
 	if got := said(kafka.log("a")); !slices.Equal(got, []string{"1", "skip 2-3", "4"}) {
 		t.Errorf("published %q", got)
+	}
+}
+
+// Somebody has inserted the row by hand, and an operator has skipped it. What
+// consumers could not place is not sent: they would put it aside, or stop there.
+func TestOfARowThatNoConsumerCouldPlaceNoMarkerIsMade(t *testing.T) {
+	t.Parallel()
+	const large = outbox.MaxNumber + 1
+	for name, r := range map[string]outbox.Record{
+		"epoch":    {Epoch: large, Token: 1, Seq: 1},
+		"token":    {Epoch: 1, Token: large, Seq: 1},
+		"seq":      {Epoch: 1, Token: 1, Seq: large},
+		"no epoch": {Token: 1, Seq: 1},
+		"no token": {Epoch: 1, Seq: 1},
+	} {
+		r.Key, r.Topic, r.Type, r.Source = "k", "a", "t", "s"
+		got := row{Record: r}
+		got.judge(r.Seq, r.Seq, time.Now())
+		if !got.void || got.Kind == outbox.KindSkip {
+			t.Errorf("%s: a marker is made of it: %+v", name, got.Record)
+		}
+	}
+	most := row{Record: outbox.Record{Key: "k", Topic: "a", Type: "t", Source: "s", Epoch: outbox.MaxNumber, Token: outbox.MaxNumber, Seq: outbox.MaxNumber}}
+	most.judge(most.Seq, most.Seq, time.Now())
+	if most.void || most.Kind != outbox.KindSkip {
+		t.Errorf("of the largest numbers there are no marker is made: %+v", most.Record)
 	}
 }
