@@ -15,8 +15,8 @@ var errDecided = errors.New("an operator's decision")
 // with which the relay began to write to it, which is pinned here if it isn't
 // yet. Every instance, now and after any restart, finds the same pin.
 //
-// The error is a *TopicError for a topic that must not be written to, and any
-// other if nothing is known.
+// The error is a *TopicError for a topic that must not be written to, a *pinError
+// if it is the database that gave no answer, and any other if the broker didn't.
 func (t *topic) look(ctx context.Context) (d Topic, retired bool, err error) {
 	pinned, retired, err := t.s.pin(ctx, t.name, nil)
 	if err != nil || retired {
@@ -47,10 +47,15 @@ func (s *session) pin(ctx context.Context, topic string, count *int) (pinned int
 	ctx, cancel := context.WithTimeout(ctx, answerWithin)
 	defer cancel()
 	if err := write(ctx, s.pool, s.sql.topicPin, []any{topic, count}, &pinned, &retired); err != nil {
-		return 0, false, fmt.Errorf("relay: look up the partition count of topic %q: %w", topic, err)
+		return 0, false, &pinError{fmt.Errorf("relay: look up the partition count of topic %q: %w", topic, err)}
 	}
 	return pinned, retired, nil
 }
+
+// pinError is the database's, and none of what the broker may be told of.
+type pinError struct{ error }
+
+func (e *pinError) Unwrap() error { return e.error }
 
 // judge takes the place of send for a topic that is retired: instead of going to
 // Kafka, rows get their verdict. So a fork of such a topic ends like any other:

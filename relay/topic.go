@@ -87,12 +87,13 @@ func (t *topic) ask() {
 }
 
 // find asks until the topic is usable. A broker that doesn't answer is an
-// outage. One that refuses the topic gets a fork for it, so that the rest flows,
+// outage, a database that doesn't is none of the broker's. One that refuses the topic gets a fork for it, so that the rest flows,
 // and is asked again: a topic may be created at any time.
 func (t *topic) find() {
 	s := t.s
 	defer s.outages.over(t)
 	again, refused := patience(50*time.Millisecond, 2*time.Second), patience(200*time.Millisecond, 5*time.Second)
+	told := false
 	for s.soft.Err() == nil {
 		began := time.Now()
 		d, retired, err := t.look(s.soft)
@@ -100,12 +101,18 @@ func (t *topic) find() {
 			return
 		}
 		var refusal *TopicError
+		var database *pinError
 		wait := again.NextBackOff
 		switch {
 		case errors.As(err, &refusal):
 		case fatal(err):
 			s.fail(err)
 			return
+		case errors.As(err, &database):
+			if !told {
+				told = true
+				s.log.Warn("cannot look up what is known of a topic; its events wait, trying again", "topic", t.name, "error", err)
+			}
 		case err != nil:
 			s.outages.failed(t, t.name, began, err)
 		}
