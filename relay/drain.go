@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/fenceline/fenceline/internal/pgsession"
 	"github.com/fenceline/fenceline/internal/schema"
 )
 
@@ -47,7 +48,7 @@ func Drain(ctx context.Context, pool *pgxpool.Pool, publisher Publisher, cfg Con
 		return Drained{}, err
 	}
 	d := &drainage{pool: pool, cfg: cfg}
-	if err := pool.QueryRow(ctx, "select pg_current_snapshot()::text").Scan(&d.upTo); err != nil {
+	if err := d.ask(ctx, "select pg_current_snapshot()::text", nil, &d.upTo); err != nil {
 		return Drained{}, fmt.Errorf("relay: drain: %w", err)
 	}
 	left, err := d.left(ctx)
@@ -176,8 +177,18 @@ const leftRow = `pg_visible_in_snapshot(o.xid, $1::text::pg_snapshot) and not co
 
 const noFork = `not exists (select from @schema@.relay_fork f where f.topic = o.topic)`
 
+// ask waits for a connection no longer than write does.
+func (d *drainage) ask(ctx context.Context, sql string, args []any, dest ...any) error {
+	conn, err := pgsession.Acquire(ctx, d.pool, answerWithin)
+	if err != nil {
+		return err
+	}
+	defer conn.Release()
+	return conn.QueryRow(ctx, sql, args...).Scan(dest...)
+}
+
 func (d *drainage) left(ctx context.Context) (l left, err error) {
-	err = d.pool.QueryRow(ctx, schema.Expand(leftSQL, d.cfg.Schema), d.upTo).Scan(&l.flows, &l.refused, &l.forks, &l.held)
+	err = d.ask(ctx, schema.Expand(leftSQL, d.cfg.Schema), []any{d.upTo}, &l.flows, &l.refused, &l.forks, &l.held)
 	if err != nil {
 		return l, fmt.Errorf("relay: drain: look what is left: %w", err)
 	}

@@ -68,7 +68,9 @@ func (l *lane) judge(items []item) bool {
 	}
 	s := l.s
 	var judged *int64
-	if err := write(s.hard, s.pool, s.sql.topicJudge, []any{l.topic.name, pos}, &judged); err != nil {
+	ctx, cancel := context.WithTimeout(s.hard, answerWithin)
+	defer cancel()
+	if err := write(ctx, s.pool, s.sql.topicJudge, []any{l.topic.name, pos}, &judged); err != nil {
 		s.fail(fmt.Errorf("relay: give the events of the retired topic %q their verdict: %w", l.topic.name, err))
 		return false
 	}

@@ -78,6 +78,27 @@ func TestASessionTakesNoConnectionOfAHostThatIsGone(t *testing.T) {
 		t.Error("no connection was of the host that is gone")
 	}
 	pool = vanished(t, 2)
+	eventually(t, "something is written", func() bool {
+		ctx, cancel := context.WithTimeout(bg, 20*time.Second)
+		defer cancel()
+		n, err := 0, error(nil)
+		if err = write(ctx, pool, "select 1", nil, &n); ctx.Err() != nil {
+			t.Fatalf("it would have waited for ever: %v", err)
+		}
+		return err == nil
+	})
+	pool = vanished(t, 2)
+	d := &drainage{pool: pool}
+	eventually(t, "a drain looks", func() bool {
+		ctx, cancel := context.WithTimeout(bg, 20*time.Second)
+		defer cancel()
+		n, err := 0, error(nil)
+		if err = d.ask(ctx, "select 1", nil, &n); ctx.Err() != nil {
+			t.Fatalf("it would have waited for ever: %v", err)
+		}
+		return err == nil
+	})
+	pool = vanished(t, 2)
 	s := &session{pool: pool, sql: new(statements)}
 	*s.sql = newStatements("fenceline")
 	eventually(t, "a topic's partition count is looked up", func() bool {

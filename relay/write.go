@@ -5,6 +5,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/fenceline/fenceline/internal/pgsession"
 )
 
 // write runs one statement that changes something, in a transaction of its own
@@ -14,11 +16,17 @@ import (
 // its disk is nearly full, which is when somebody wants to remove events, or to
 // publish what keeps them. In one message, so that it costs no round trip.
 //
-// After an error the connection is not idle, and the pool drops it.
+// After an error the connection is not idle, and the pool drops it. How long one is
+// waited for is bounded: what a pool has idle may be of a host that is gone.
 func write(ctx context.Context, pool *pgxpool.Pool, sql string, args []any, dest ...any) error {
+	conn, err := pgsession.Acquire(ctx, pool, answerWithin)
+	if err != nil {
+		return err
+	}
+	defer conn.Release()
 	b := &pgx.Batch{}
 	b.Queue("begin isolation level read committed, read write")
 	b.Queue(sql, args...).QueryRow(func(row pgx.Row) error { return row.Scan(dest...) })
 	b.Queue("commit")
-	return pool.SendBatch(ctx, b).Close()
+	return conn.SendBatch(ctx, b).Close()
 }
