@@ -179,18 +179,29 @@ func (r *runner) session(ctx context.Context, leases []*fencing.Lease) error {
 		return stopped(ctx, err)
 	}
 	s.beside = r.beside
-	until, stop := context.WithCancel(ctx)
+	until, stop := untilSaid(ctx, r.share.changed)
 	defer stop()
-	ended := make(chan struct{})
-	defer close(ended)
+	return s.run(until, leases)
+}
+
+// untilSaid gives a context that ends when something is said, too. Once stop has
+// returned nobody hears it here any more: who waits without leases must not have
+// their first ones told to a session that is over.
+func untilSaid(ctx context.Context, said <-chan struct{}) (_ context.Context, stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	over := make(chan struct{})
 	go func() {
+		defer close(over)
 		select {
-		case <-r.share.changed:
-			stop()
-		case <-ended:
+		case <-said:
+			cancel()
+		case <-ctx.Done():
 		}
 	}()
-	return s.run(until, leases)
+	return ctx, func() {
+		cancel()
+		<-over
+	}
 }
 
 // refusedToken: the database says that another instance has taken a shard over,

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -285,4 +286,28 @@ func (s *safeBuffer) String() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.b.String()
+}
+
+func TestASessionThatIsOverHearsNothingThatIsSaidToTheNextOne(t *testing.T) {
+	t.Parallel()
+	said := make(chan struct{}, 1)
+	for range 10_000 {
+		_, stop := untilSaid(bg, said)
+		stop()
+		signal(said)
+		runtime.Gosched()
+		select {
+		case <-said:
+		default:
+			t.Fatal("it was heard by a session that is over")
+		}
+	}
+	ctx, stop := untilSaid(bg, said)
+	defer stop()
+	signal(said)
+	select {
+	case <-ctx.Done():
+	case <-time.After(20 * time.Second):
+		t.Error("a session hears nothing")
+	}
 }
