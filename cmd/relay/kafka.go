@@ -2,8 +2,10 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"strings"
 	"time"
 
@@ -52,8 +54,9 @@ func (b *brokers) log() (*kafkasource.Log, error) {
 // Reach sees that a broker answers over connections as they are configured:
 // encrypted, and logged in. It creates nothing. What a dial alone would let pass
 // (a wrong authority, password or port) is told once, before any topic is asked
-// about, and with the flags that mend it. The error is a *kafkaError, but for
-// the context's.
+// about, and with the flags that mend it. The error is a *config.NoBrokerError if
+// none can be reached, also if one takes connections, answers nothing, and the
+// next is not there; else a *kafkaError, but for the context's.
 func (b *brokers) Reach(ctx context.Context) error {
 	if err := b.Kafka.Reach(ctx); err != nil {
 		return err
@@ -66,6 +69,9 @@ func (b *brokers) Reach(ctx context.Context) error {
 	if err := p.Reach(ctx); err != nil {
 		if ctx.Err() != nil {
 			return ctx.Err()
+		}
+		if op := (*net.OpError)(nil); errors.As(err, &op) && op.Op == "dial" {
+			return &config.NoBrokerError{Brokers: b.Brokers, Causes: []string{err.Error()}}
 		}
 		return b.explain(err)
 	}

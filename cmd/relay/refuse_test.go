@@ -108,13 +108,22 @@ func TestALoginWithoutTheRoleIsToldWhichOneToGrant(t *testing.T) {
 // A sidecar that ended here would keep its application from starting for as long
 // as an outage of Kafka takes.
 func TestARelayThatStartsDuringAnOutageOfKafkaWaitsItOut(t *testing.T) {
-	addr := nobody(t)
-	env := cmdtest.Env{"FENCELINE_POSTGRES_DSN=" + cmdtest.Migrated(t), "FENCELINE_KAFKA_BROKERS=" + addr, "FENCELINE_TOPICS=quakes", "FENCELINE_HTTP=127.0.0.1:0"}
-	p := cmdtest.Start(t, env, "relay", "run")
-	probe := cmdtest.Env{"FENCELINE_HTTP=" + serving(t, p)}
-	p.WaitFor(t, "being ready", func() bool { return cmdtest.Run(t, probe, "relay", "probe", "readyz").Code == 0 })
-	want(t, cmdtest.Run(t, probe, "relay", "probe", "livez"), 0)
-	want(t, p.Terminate(t), 0, "no Kafka broker can be reached", addr, "refused", "check -kafka")
+	dsn := "FENCELINE_POSTGRES_DSN=" + cmdtest.Migrated(t)
+	hangs, _ := silent(t)
+	for name, c := range map[string]struct{ brokers, cause string }{
+		"nobody is there":                       {nobody(t), "refused"},
+		"it takes connections and hangs":        {hangs, "no answer in time"},
+		"one hangs, and the other is not there": {hangs + "," + nobody(t), "refused"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel() // what hangs has ten seconds to answer
+			p := cmdtest.Start(t, cmdtest.Env{dsn, "FENCELINE_KAFKA_BROKERS=" + c.brokers, "FENCELINE_TOPICS=quakes", "FENCELINE_HTTP=127.0.0.1:0"}, "relay", "run")
+			probe := cmdtest.Env{"FENCELINE_HTTP=" + serving(t, p)}
+			p.WaitFor(t, "being ready", func() bool { return cmdtest.Run(t, probe, "relay", "probe", "readyz").Code == 0 })
+			want(t, cmdtest.Run(t, probe, "relay", "probe", "livez"), 0)
+			want(t, p.Terminate(t), 0, "no Kafka broker can be reached", strings.ReplaceAll(c.brokers, ",", " "), c.cause, "check -kafka")
+		})
+	}
 }
 
 // silent is a server that takes connections and says nothing.

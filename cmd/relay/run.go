@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"time"
 
 	"github.com/fenceline/fenceline/internal/config"
@@ -68,24 +69,37 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (err erro
 		return err
 	}
 	defer pool.Close()
-	var away *config.NoBrokerError
-	switch err := kafka.Reach(ctx); {
-	case errors.As(err, &away):
-		// It may be an outage, which a relay waits out whenever it meets one: beside
-		// an application, in its Pod, it must not keep that from starting. The topics
-		// are looked at when their first events come.
-		cfg.Logger.Error("no Kafka broker can be reached; starting all the same, and events wait until one can", "brokers", away.Brokers, "causes", away.Causes,
-			"remedy", "if this is no outage, check -kafka")
-	case err != nil:
+	err = kafka.Reach(ctx)
+	if err == nil {
+		err = checkTopics(ctx, &kafka, publisher, topics, timeout)
+	}
+	if causes := outage(err); causes != nil && ctx.Err() == nil {
+		// A relay waits an outage out whenever it meets one: beside an application, in
+		// its Pod, it must not keep that from starting. The topics are looked at when
+		// their first events come.
+		cfg.Logger.Error("no Kafka broker can be reached; starting all the same, and events wait until one can", "brokers", kafka.Brokers, "causes", causes,
+			"remedy", "if this is no outage, check -kafka, and whether its port wants -kafka-tls")
+	} else if err != nil {
 		return err
-	default:
-		if err := checkTopics(ctx, &kafka, publisher, topics, timeout); err != nil {
-			return err
-		}
 	}
 	defer web.serve(ctx, pool, cfg.Schema, cfg.Logger)()
 	cfg.Logger.Info("relay starting", "version", version.String(), "schema", cfg.Schema, "brokers", kafka.Brokers)
 	return config.NeedsRole(relay.Run(ctx, pool, publisher, cfg), cfg.Schema, schema.KindRelay)
+}
+
+// outage gives the causes if err may be that of an outage: no broker can be
+// reached, or those that take a connection answer nothing. One that doesn't fit
+// (TLS, login) says so, or ends the connection.
+func outage(err error) []string {
+	var none *config.NoBrokerError
+	var kafka *kafkaError
+	switch {
+	case errors.As(err, &none):
+		return none.Causes
+	case errors.As(err, &kafka) && (errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded)):
+		return []string{kafka.text}
+	}
+	return nil
 }
 
 // checkTopics refuses topics that the relay would refuse, before it starts:
@@ -101,7 +115,7 @@ func checkTopics(ctx context.Context, kafka *brokers, publisher relay.Publisher,
 		}
 		var silent *relay.NoAnswerError
 		switch {
-		case errors.As(err, &silent) && ctx.Err() == nil:
+		case errors.As(err, &silent):
 			return kafka.explain(silent.Err) // as it is for all of them
 		case err != nil:
 			errs = append(errs, err)

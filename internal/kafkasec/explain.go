@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"regexp"
 	"strings"
 
@@ -53,10 +54,11 @@ func Explain(err error, names Names) (cause, remedy string) {
 		return dns.Error(), "check the brokers' host names, those that the brokers advertise included"
 	case errors.As(err, &op) && op.Op == "dial":
 		return Plainly(op), "see that the broker is up, and check its address, and the one that it advertises"
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
+		// Before the next: a read that was given up is one that failed, too.
+		return "no answer in time", encryption + ". Check also what stands between, such as a firewall"
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF), errors.As(err, &op) && op.Op == "read":
 		return "the broker ended the connection: do TLS and SASL settings match this port?", fmt.Sprintf("a broker has a port of its own for each of TLS and SASL: check the port, %s and %s", names.of("TLS"), names.of("Mechanism"))
-	case errors.Is(err, context.DeadlineExceeded):
-		return "no answer in time", encryption + ". Check also what stands between, such as a firewall"
 	}
 	return Plainly(err), fmt.Sprintf("see that the brokers are up, and check their addresses, %s and %s", names.of("TLS"), names.of("Mechanism"))
 }

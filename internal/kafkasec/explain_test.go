@@ -31,6 +31,7 @@ func TestWhyABrokerCanNotBeUsedIsSaidWithTheSettingThatHelpsAndWithoutInternals(
 		"refused":    {&net.OpError{Op: "dial", Net: "tcp", Addr: there, Err: errors.New("connection refused")}, "dial tcp 127.0.0.1:9092: connection refused", "advertises"},
 		"no name":    {&net.DNSError{Name: "nowhere.invalid", Err: "no such host"}, "nowhere.invalid", "advertise"},
 		"silence":    {context.DeadlineExceeded, "no answer in time", "-tls"},
+		"given up":   {&net.OpError{Op: "read", Net: "tcp", Source: there, Addr: there, Err: os.ErrDeadlineExceeded}, "no answer in time", "-tls"},
 		"else":       {errors.New("something\nelse"), "something; else", "-tls"},
 	} {
 		cause, remedy := kafkasec.Explain(fmt.Errorf("kafka.(*Client).Metadata: %w", c.err), names)
