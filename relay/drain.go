@@ -150,7 +150,9 @@ func (l left) nothing() bool { return !l.flows }
 // leftSQL asks each cursor whether a row of its shards is visible in $1 and not
 // passed: the stragglers by (xid, pos), the others by pos, as the reader does.
 // Held streams are none of their business, nor are topics with a fork, which
-// have cursors of their own.
+// have cursors of their own, in the shards of that fork. The fork of a partition
+// takes nothing of the others out of the flows, and a flow's cursor passes what it
+// has; each try of such a fork has the cursors stored.
 //
 // A held stream of which an operator has asked something is waited for until it is
 // given back, or held once more: where only drains run, nobody else would do it.
@@ -175,7 +177,7 @@ select exists (
 const leftRow = `pg_visible_in_snapshot(o.xid, $1::text::pg_snapshot) and not coalesce(o.pos <= c.last_pos and pg_visible_in_snapshot(o.xid, c.s2), false)
   and not exists (select from @schema@.relay_held h where h.topic = o.topic and h.key = o.key and o.pos >= h.pos)`
 
-const noFork = `not exists (select from @schema@.relay_fork f where f.topic = o.topic)`
+const noFork = `not exists (select from @schema@.relay_fork f where f.topic = o.topic and f.partition is null and o.shard = any (f.shards))`
 
 // ask waits for a connection no longer than write does.
 func (d *drainage) ask(ctx context.Context, sql string, args []any, dest ...any) error {

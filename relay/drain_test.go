@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -174,4 +175,55 @@ func TestDrainEndsWithThePauseTheContextAndRunsErrors(t *testing.T) {
 	if _, err := Drain(bg, pool, kafka, Config{LeaseTTL: -1}); err == nil {
 		t.Error("what isn't valid is accepted")
 	}
+}
+
+func TestDrainPublishesTheOtherPartitionsOfATopicOfWhichOneHasNoLeader(t *testing.T) {
+	t.Parallel()
+	pool, kafka := fresh(t, "a")
+	var dead atomic.Bool
+	var asked atomic.Int64
+	dead.Store(true)
+	kafka.answer(headless(&dead, "a", 1, &asked))
+	waits, flows := newProducer(t, pool, keysOf(1, 1)[0]), newProducer(t, pool, keysOf(2, 1)[0])
+	waits.publish("a", "waits")
+	flows.publish("a", "flows") // as what fails alone is set aside
+	cfg := quick()
+	cfg.PartitionGrace = 10 * time.Millisecond
+	r := startRelay(t, pool, kafka, cfg)
+	eventually(t, "the partition is set aside", func() bool {
+		return query[int](t, pool, "select count(*) from fenceline.relay_fork where partition = 1") == 1
+	})
+	r.end()
+
+	waits.publish("a", "waits, too")
+	flows.publish("a", "flows, too")
+	// The other partition answers late, and a drain that doesn't wait for it has ended
+	// by then.
+	var late atomic.Pointer[time.Time]
+	kafka.answer(func(ctx context.Context, b *Batch) error {
+		if b.Partition == 1 {
+			return errAway
+		}
+		now := time.Now()
+		late.CompareAndSwap(nil, &now)
+		if now.Sub(*late.Load()) < time.Second {
+			return errAway
+		}
+		return nil
+	})
+	cfg = quick()
+	cfg.Grace = 50 * time.Millisecond
+	d, err := Drain(bg, pool, kafka, cfg)
+	if err != nil || len(d.Refused) != 1 {
+		t.Errorf("%+v, %v; want one refused topic", d, err)
+	}
+	if !kafka.has("a", "flows, too") {
+		t.Errorf("published: %q", kafka.payloads("a"))
+	}
+	kafka.answer(nil)
+	cfg.Grace = 20 * time.Second
+	if d, err = Drain(bg, pool, kafka, cfg); err != nil || len(d.Refused) != 0 || !kafka.has("a", "waits, too") {
+		t.Errorf("when the partition is back: %+v, %v", d, err)
+	}
+	firsts(t, kafka.logs["a"])
 }
