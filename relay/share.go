@@ -203,7 +203,7 @@ func (h *share) surplus(at, want int) (own shardSet, gave bool) {
 // begin gives the leases for the next session, nil if there are none now. What
 // was marked is given away before.
 func (h *share) begin(ctx context.Context) ([]*fencing.Lease, error) {
-	h.release(ctx)
+	h.release(ctx, func() {})
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.err != nil {
@@ -234,11 +234,12 @@ func (h *share) lose(ctx context.Context, key string) {
 		}
 	}
 	h.mu.Unlock()
-	h.release(ctx)
+	h.release(ctx, func() {})
 }
 
-// release gives away what is marked.
-func (h *share) release(ctx context.Context) {
+// release gives away what is marked; unanswered is called when the database doesn't
+// answer.
+func (h *share) release(ctx context.Context, unanswered func()) {
 	h.mu.Lock()
 	var leases []*fencing.Lease
 	for _, n := range h.give.list() {
@@ -249,13 +250,13 @@ func (h *share) release(ctx context.Context) {
 	}
 	h.give = 0
 	h.mu.Unlock()
-	h.releaseAll(ctx, leases)
+	h.releaseAll(ctx, leases, unanswered)
 }
 
 // releaseAll begins none any more when ctx has ended. Each has a time of its own,
 // which ctx does not cut: where the database doesn't answer, a stop would wait for
 // the sum of them.
-func (h *share) releaseAll(ctx context.Context, leases []*fencing.Lease) {
+func (h *share) releaseAll(ctx context.Context, leases []*fencing.Lease, unanswered func()) {
 	var all sync.WaitGroup
 	defer all.Wait()
 	slots := make(chan struct{}, together)
@@ -271,6 +272,9 @@ func (h *share) releaseAll(ctx context.Context, leases []*fencing.Lease) {
 		all.Go(func() {
 			defer func() { <-slots }()
 			if err := l.Release(ctx); err != nil {
+				if errors.Is(err, context.DeadlineExceeded) {
+					unanswered()
+				}
 				h.cfg.Logger.Warn("could not give a shard up; another instance takes it over when its lease expires", "shard", l.Position().Key, "error", err)
 			}
 		})
@@ -288,8 +292,9 @@ func (h *share) keep(leases []*fencing.Lease) {
 	}
 }
 
-// leave gives everything up. It works when ctx has ended, too, and takes some
-// seconds at most.
+// leave gives everything up. It works when ctx has ended, too. Where the database
+// doesn't answer it takes some seconds; where it is far away, it goes on as long as
+// it is answered, or others had to wait for the leases to expire.
 func (h *share) leave(ctx context.Context) {
 	h.mu.Lock()
 	for n := range h.leases {
@@ -304,9 +309,9 @@ func (h *share) leave(ctx context.Context) {
 	if err := write(asked, h.pool, h.sql.leave, []any{h.id}, nil); err != nil {
 		h.cfg.Logger.Warn("could not sign off; the other instances count this one until its time is over", "error", err)
 	}
-	giving, stop := context.WithTimeout(ctx, 5*time.Second)
+	giving, stop := context.WithTimeout(ctx, max(5*time.Second, h.cfg.LeaseTTL))
 	defer stop()
-	h.release(giving)
+	h.release(giving, stop)
 	if h.give != 0 {
 		h.cfg.Logger.Warn("could not give all shards up; other instances take them over when their leases expire", "shards", h.give.len(), "error", context.Cause(giving))
 	}

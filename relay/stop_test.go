@@ -1,12 +1,16 @@
 package relay
 
 import (
+	"context"
 	"fmt"
+	"net"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/fenceline/fenceline/fencing"
 	"github.com/fenceline/fenceline/internal/pgmigrated"
 	"github.com/fenceline/fenceline/internal/pgproxy"
 	"github.com/fenceline/fenceline/internal/pgtest"
@@ -87,4 +91,51 @@ func TestAStopEndsThoughTheDatabaseDoesNotAnswer(t *testing.T) {
 	began := time.Now()
 	r.end() // within a minute: one for each of its leases would take longer
 	t.Logf("it took %v", time.Since(began))
+}
+
+// slowConn takes its time for each message to the server.
+type slowConn struct {
+	net.Conn
+	delay *atomic.Int64
+}
+
+func (c slowConn) Write(b []byte) (int, error) {
+	time.Sleep(time.Duration(c.delay.Load()))
+	return c.Conn.Write(b)
+}
+
+// Giving up its shards takes such an instance longer than a stop waits for a
+// database that doesn't answer. This one answers.
+func TestAStopGivesAllShardsUpHoweverFarAwayTheDatabaseIs(t *testing.T) {
+	t.Parallel()
+	pool := pgmigrated.Pool(t)
+	var delay atomic.Int64
+	far := poolWith(t, pool, func(c *pgxpool.Config) {
+		c.MaxConns = 1
+		dial := c.ConnConfig.DialFunc
+		c.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			conn, err := dial(ctx, network, addr)
+			return slowConn{conn, &delay}, err
+		}
+	})
+	cfg := quick().withDefaults()
+	cfg.LeaseTTL, cfg.Name = time.Minute, "far"
+	fences, err := fencing.New(bg, far, fencing.Config{Holder: cfg.Name, System: true, AllowUnsafeDatabase: true, Logger: cfg.Logger})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sql := newStatements("fenceline")
+	h := newShare(far, fences, cfg, &sql)
+	if _, err := h.round(bg); err != nil {
+		t.Fatal(err)
+	}
+	theirs := "select count(*) from fenceline.lease where starts_with(holder, 'far ') and expires_at > clock_timestamp()"
+	if n := query[int](t, pool, theirs); n != outbox.Shards {
+		t.Fatalf("it has %d shards", n)
+	}
+	delay.Store(int64(100 * time.Millisecond))
+	h.leave(bg)
+	if n := query[int](t, pool, theirs); n != 0 {
+		t.Errorf("it has kept %d shards, for which others wait until they expire", n)
+	}
 }
