@@ -120,8 +120,9 @@ const (
 // fencing.ErrHistory: neither knows for sure what was skipped.
 // An outage of the broker is waited out. While the relays are paused it is
 // [ErrPaused], but for a dry run.
-// When they are paused meanwhile it ends with that, within five seconds. What an
-// outage has cost in time is not made up for by a higher rate.
+// When they are paused meanwhile it ends with that, within five seconds, or when
+// what is on its way has its answer. What an outage has cost in time is not made up
+// for by a higher rate.
 //
 // A login needs the role fenceline_relay. The relay need not run, and may. The
 // publisher stays the caller's, and must not be the relay's.

@@ -308,7 +308,8 @@ func (r *republisher) target(ctx context.Context, topic string) (Topic, error) {
 
 // pace waits until n more records are within the rate. What could not be sent when
 // it was due, in an outage of the broker say, is not made up for: what comes back
-// would get all of it at once.
+// would get all of it at once. A large batch at a small rate is a long wait, in
+// which the relays may be paused.
 func (r *republisher) pace(ctx context.Context, n int) error {
 	now := time.Now()
 	if r.due.Before(now) {
@@ -316,14 +317,15 @@ func (r *republisher) pace(ctx context.Context, n int) error {
 	}
 	wait := r.due.Sub(now)
 	r.due = r.due.Add(time.Duration(float64(n) / float64(r.cfg.Rate) * float64(time.Second)))
-	timer := time.NewTimer(wait)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return ctx.Err()
-	case <-ctx.Done():
-		return ctx.Err()
+	for end := now.Add(wait); wait > 0; wait = time.Until(end) {
+		if err := pause(ctx, min(wait, r.lookEvery)); err != nil {
+			return err
+		}
+		if err := r.mayGoOn(ctx); err != nil {
+			return err
+		}
 	}
+	return ctx.Err()
 }
 
 // lookEvery is how often it is asked whether the relays are paused: as often as a

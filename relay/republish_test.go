@@ -452,3 +452,29 @@ func TestNothingIsRepublishedFromAStandbyNorFromAnotherHistory(t *testing.T) {
 		t.Errorf("once it is confirmed: %+v", report)
 	}
 }
+
+// The next batch is due in hours, and nobody would know until then that it has ended.
+func TestARepublishEndsWhenTheRelaysArePausedBetweenTwoBatches(t *testing.T) {
+	t.Parallel()
+	pool, kafka := fresh(t, "a")
+	payloads := make([]string, 110)
+	for i := range payloads {
+		payloads[i] = "x"
+	}
+	newProducer(t, pool, "k").publish("a", append(payloads, "last")...)
+	published(t, pool, kafka, "a", "last")
+	sent := make(chan struct{}, 10)
+	kafka.answer(func(context.Context, *Batch) error { signal(sent); return nil })
+	ended := make(chan error, 1)
+	go func() {
+		_, err := Republish(bg, pool, kafka, RepublishConfig{Who: "test", Key: "k", BatchRecords: 100, Rate: 1, lookEvery: 10 * time.Millisecond})
+		ended <- err
+	}()
+	receive(t, "the first batch is sent", sent)
+	if _, err := SetPause(bg, pool, "", true, "me", "the broker is upgraded"); err != nil {
+		t.Fatal(err)
+	}
+	if err := receive(t, "it ends", ended); !errors.Is(err, ErrPaused) {
+		t.Errorf("it ends with %v", err)
+	}
+}
