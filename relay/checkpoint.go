@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -24,7 +25,10 @@ func (s *session) checkpoints() error {
 		select {
 		case <-s.due:
 		case <-tick.C:
-			if err := s.requests(s.hard); err != nil {
+			quick := s.whileStoring()
+			err := s.requests(s.hard)
+			quick()
+			if err != nil {
 				if s.hard.Err() != nil {
 					return nil
 				}
@@ -44,6 +48,26 @@ func (s *session) checkpoints() error {
 		}
 		if err := s.crash("checkpointed"); err != nil {
 			return err
+		}
+	}
+}
+
+// storingTakesLong is when it is said that a checkpoint does.
+const storingTakesLong = 30 * time.Second
+
+// whileStoring has it said if what follows takes long, until quick is called. It is
+// waited for without a bound, since nothing else would be stored by ending it: a
+// lock that somebody holds, or a disk, has to be seen by somebody.
+func (s *session) whileStoring() (quick func()) {
+	long := cmp.Or(s.cfg.signals.slow, storingTakesLong)
+	began := time.Now()
+	timer := time.AfterFunc(long, func() {
+		s.log.Warn("storing the cursors takes long; events are published meanwhile, and again after a crash", "for", long,
+			"remedy", "look for what its session in pg_stat_activity (application fenceline relay checkpoint) waits for")
+	})
+	return func() {
+		if !timer.Stop() {
+			s.log.Info("what took long to be stored is, or the session has ended", "after", time.Since(began).Round(time.Millisecond))
 		}
 	}
 }
@@ -181,6 +205,7 @@ const keptGenerations = 2
 // without, it may be missing after a crash, which repeats what came after the
 // one before: the cursor is part of the same log as the rows it speaks of.
 func (s *session) checkpoint(ctx context.Context, sync bool) error {
+	defer s.whileStoring()()
 	if err := s.settleHeld(ctx); err != nil {
 		return err
 	}

@@ -79,6 +79,7 @@ type signals struct {
 	listenQuiet time.Duration                // the listener's patience, both of them
 	crash       func(point string) bool      // true: drop everything here, as a killed process would
 	joined      func(topic string, s string) // a fork has joined, at this snapshot
+	slow        time.Duration                // after which a checkpoint is said to take long
 }
 
 func (s signals) crashAt(point string) bool { return s.crash != nil && s.crash(point) }
