@@ -59,7 +59,7 @@ func readPause(ctx context.Context, q schema.Querier, name string) (p Pause, err
 }
 
 // SetPause tells all relays of a schema to publish nothing, or to go on; who
-// says so and why stays on record. It holds until the next call, over restarts.
+// says so, 1 to 255 bytes, and why, up to 1024, stays on record. It holds until the next call, over restarts.
 // Each instance finishes what is on its way to Kafka, keeps its shards, and
 // heeds it at once, or within five seconds where its LISTEN connection is lost.
 // changed is false if it was so already. A login needs the role
@@ -67,6 +67,12 @@ func readPause(ctx context.Context, q schema.Querier, name string) (p Pause, err
 func SetPause(ctx context.Context, pool *pgxpool.Pool, name string, paused bool, who, reason string) (changed bool, err error) {
 	if name == "" {
 		name = schema.Default
+	}
+	if len(who) < 1 || len(who) > 255 {
+		return false, fmt.Errorf("relay: pause or resume: who does this has %d bytes: use 1 to 255", len(who))
+	}
+	if len(reason) > 1024 {
+		return false, fmt.Errorf("relay: pause or resume: the reason has %d bytes: use at most 1024", len(reason))
 	}
 	if err := schema.Check(ctx, pool, name, schema.Producer); err != nil {
 		return false, fmt.Errorf("relay: %w", err)
