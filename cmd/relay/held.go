@@ -240,13 +240,15 @@ func (r heldDetail) text() string {
 
 func heldRetry(ctx context.Context, args []string, stdout, _ io.Writer) error {
 	var (
-		d   decision
-		all bool
+		d     decision
+		all   bool
+		limit int
 	)
 	s := config.New("relay held retry", "Has the relay publish a held stream again, from the refused record on. Safe at any time: if the broker refuses it once more, it is held once more. Needs a login with the role <schema>_operator.")
 	d.postgres.Register(s)
 	d.stream(s)
 	s.Bool(&all, "all", "", "retry all held streams, or with -topic all of that topic, instead of one")
+	s.Int(&limit, "limit", "", 100_000, 1, 100_000, "with -all, retry so many at most, those first that have been held longest")
 	d.deciding(s)
 	if err := config.Parse(s, args, stdout); err != nil {
 		return err
@@ -258,12 +260,13 @@ func heldRetry(ctx context.Context, args []string, stdout, _ io.Writer) error {
 		r := retried{Asked: []streamName{}, Refused: []refusedName{}}
 		streams := []streamName{{d.topic, d.key}}
 		if all {
-			held, err := op.Held(ctx, relay.HeldFilter{Topic: d.topic, Limit: 100_000})
+			held, err := op.Held(ctx, relay.HeldFilter{Topic: d.topic, Limit: limit + 1})
 			if err != nil {
 				return err
 			}
+			r.More = len(held) > limit
 			streams = nil
-			for _, h := range held {
+			for _, h := range held[:min(len(held), limit)] {
 				streams = append(streams, streamName{h.Topic, h.Key})
 			}
 		}
@@ -286,6 +289,7 @@ func heldRetry(ctx context.Context, args []string, stdout, _ io.Writer) error {
 type retried struct {
 	Asked   []streamName  `json:"asked"`
 	Refused []refusedName `json:"refused"`
+	More    bool          `json:"more"` // there are others, which were not asked for
 }
 
 type streamName struct {
@@ -306,8 +310,11 @@ func (r retried) text() string {
 	for _, x := range r.Refused {
 		fmt.Fprintf(&b, "topic %q, key %q: %s\n", x.Topic, x.Key, x.Reason)
 	}
-	if len(r.Asked)+len(r.Refused) == 0 {
+	switch {
+	case len(r.Asked)+len(r.Refused) == 0:
 		b.WriteString("no streams are held\n")
+	case r.More:
+		b.WriteString("there are more, which have not been held for as long: run this again when the relay has taken these, or choose with -topic\n")
 	}
 	return b.String()
 }

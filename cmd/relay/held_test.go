@@ -50,7 +50,15 @@ func TestHeldStreamsAreListedShownRetriedAndSkipped(t *testing.T) {
 		t.Errorf("%+v", d)
 	}
 
+	want(t, cmdtest.Run(t, operator, "relay", "held", "retry", "-all", "-limit", "1"), 0, "there are more", "run this again")
+	some := relayJSON[retried](t, operator, "held", "retry", "-all", "-limit", "1", "-json")
+	if len(some.Asked)+len(some.Refused) != 1 || !some.More {
+		t.Errorf("%+v", some)
+	}
 	r := relayJSON[retried](t, operator, "held", "retry", "-all", "-json")
+	if r.More {
+		t.Errorf("%+v", r)
+	}
 	if len(r.Asked) != 1 || r.Asked[0].Key != "nc" || len(r.Refused) != 1 || r.Refused[0].Key != "ci" {
 		t.Errorf("%+v", r)
 	}
