@@ -170,7 +170,7 @@ func (f *follower) run(ctx context.Context) error {
 		return err
 	}
 	defer f.share.leave(ctx)
-	if _, err := f.share.acquire(ctx, allShards.list()); err != nil {
+	if _, err := f.share.acquire(ctx, allShards.list(), time.Minute); err != nil {
 		return err
 	}
 	leases, err := f.share.begin(ctx)

@@ -146,24 +146,35 @@ func (h *share) balance(ctx context.Context, at, want int, free shardSet) error 
 		return nil
 	}
 	// What is free and ours has expired: the lease will notice.
-	gained, err := h.acquire(ctx, own.pick(free, at, want-own.len()))
+	gained, err := h.acquire(ctx, own.pick(free, at, want-own.len()), 5*time.Second)
 	if gained {
 		signal(h.changed)
 	}
 	return err
 }
 
-// acquire takes those of the shards that nobody else takes at the same moment.
-func (h *share) acquire(ctx context.Context, shards []int) (gained bool, err error) {
-	// A stop doesn't cut off an answer: what was acquired must be given back.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+// acquire takes those of the shards that nobody else takes at the same moment, as
+// many as it has begun with within a time.
+//
+// Nothing cuts off an answer but a time of its own, neither a stop nor that of all:
+// what was acquired must be known, or it is nobody's until it expires.
+func (h *share) acquire(ctx context.Context, shards []int, within time.Duration) (gained bool, err error) {
+	beginning, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	var all sync.WaitGroup
 	slots := make(chan struct{}, together)
 	for _, n := range shards {
-		slots <- struct{}{}
+		select {
+		case slots <- struct{}{}:
+		case <-beginning.Done():
+		}
+		if beginning.Err() != nil {
+			break
+		}
 		all.Go(func() {
 			defer func() { <-slots }()
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), answerWithin)
+			defer cancel()
 			lease, e := h.fences.Acquire(ctx, ShardKey(n), fencing.LeaseConfig{TTL: h.cfg.LeaseTTL, Holder: h.holder, Wait: time.Second})
 			h.mu.Lock()
 			defer h.mu.Unlock()

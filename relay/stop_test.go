@@ -93,29 +93,29 @@ func TestAStopEndsThoughTheDatabaseDoesNotAnswer(t *testing.T) {
 	t.Logf("it took %v", time.Since(began))
 }
 
-// slowConn takes its time for each message to the server.
+// slowConn takes its time for each answer of the server.
 type slowConn struct {
 	net.Conn
 	delay *atomic.Int64
 }
 
-func (c slowConn) Write(b []byte) (int, error) {
+func (c slowConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
 	time.Sleep(time.Duration(c.delay.Load()))
-	return c.Conn.Write(b)
+	return n, err
 }
 
-// Giving up its shards takes such an instance longer than a stop waits for a
-// database that doesn't answer. This one answers.
-func TestAStopGivesAllShardsUpHoweverFarAwayTheDatabaseIs(t *testing.T) {
-	t.Parallel()
-	pool := pgmigrated.Pool(t)
-	var delay atomic.Int64
+// farShare is an instance's share of a database, over one connection that becomes
+// slow when delay is set.
+func farShare(t *testing.T, pool *pgxpool.Pool) (h *share, delay *atomic.Int64) {
+	t.Helper()
+	delay = new(atomic.Int64)
 	far := poolWith(t, pool, func(c *pgxpool.Config) {
 		c.MaxConns = 1
 		dial := c.ConnConfig.DialFunc
 		c.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
 			conn, err := dial(ctx, network, addr)
-			return slowConn{conn, &delay}, err
+			return slowConn{conn, delay}, err
 		}
 	})
 	cfg := quick().withDefaults()
@@ -125,17 +125,46 @@ func TestAStopGivesAllShardsUpHoweverFarAwayTheDatabaseIs(t *testing.T) {
 		t.Fatal(err)
 	}
 	sql := newStatements("fenceline")
-	h := newShare(far, fences, cfg, &sql)
+	return newShare(far, fences, cfg, &sql), delay
+}
+
+const farLeases = "select count(*) from fenceline.lease where starts_with(holder, 'far ') and expires_at > clock_timestamp()"
+
+// Giving up its shards takes such an instance longer than a stop waits for a
+// database that doesn't answer. This one answers.
+func TestAStopGivesAllShardsUpHoweverFarAwayTheDatabaseIs(t *testing.T) {
+	t.Parallel()
+	pool := pgmigrated.Pool(t)
+	h, delay := farShare(t, pool)
 	if _, err := h.round(bg); err != nil {
 		t.Fatal(err)
 	}
-	theirs := "select count(*) from fenceline.lease where starts_with(holder, 'far ') and expires_at > clock_timestamp()"
-	if n := query[int](t, pool, theirs); n != outbox.Shards {
+	if n := query[int](t, pool, farLeases); n != outbox.Shards {
 		t.Fatalf("it has %d shards", n)
 	}
 	delay.Store(int64(100 * time.Millisecond))
 	h.leave(bg)
-	if n := query[int](t, pool, theirs); n != 0 {
+	if n := query[int](t, pool, farLeases); n != 0 {
 		t.Errorf("it has kept %d shards, for which others wait until they expire", n)
 	}
+}
+
+// A round of looking takes no longer than some seconds. What it has asked for by
+// then it must hear of: else the database has given a lease of which nobody knows.
+func TestEachLeaseThatTheDatabaseHasGivenIsKnownHoweverFarAwayItIs(t *testing.T) {
+	t.Parallel()
+	pool := pgmigrated.Pool(t)
+	h, delay := farShare(t, pool)
+	delay.Store(int64(130 * time.Millisecond))
+	if _, err := h.round(bg); err != nil {
+		t.Error(err)
+	}
+	delay.Store(0)
+	h.mu.Lock()
+	known := len(h.leases)
+	h.mu.Unlock()
+	if n := query[int](t, pool, farLeases); n != known || n == 0 || n == outbox.Shards {
+		t.Errorf("%d leases are given, and %d of them are known", n, known)
+	}
+	h.leave(bg)
 }
