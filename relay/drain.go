@@ -9,7 +9,6 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/fenceline/fenceline/internal/pgsession"
 	"github.com/fenceline/fenceline/internal/schema"
 )
 
@@ -48,7 +47,7 @@ func Drain(ctx context.Context, pool *pgxpool.Pool, publisher Publisher, cfg Con
 		return Drained{}, err
 	}
 	d := &drainage{pool: pool, cfg: cfg}
-	if err := d.ask(ctx, "select pg_current_snapshot()::text", nil, &d.upTo); err != nil {
+	if err := (patient{pool}).QueryRow(ctx, "select pg_current_snapshot()::text").Scan(&d.upTo); err != nil {
 		return Drained{}, fmt.Errorf("relay: drain: %w", err)
 	}
 	left, err := d.left(ctx)
@@ -179,18 +178,8 @@ const leftRow = `pg_visible_in_snapshot(o.xid, $1::text::pg_snapshot) and not co
 
 const noFork = `not exists (select from @schema@.relay_fork f where f.topic = o.topic and f.partition is null and o.shard = any (f.shards))`
 
-// ask waits for a connection no longer than write does.
-func (d *drainage) ask(ctx context.Context, sql string, args []any, dest ...any) error {
-	conn, err := pgsession.Acquire(ctx, d.pool, answerWithin)
-	if err != nil {
-		return err
-	}
-	defer conn.Release()
-	return conn.QueryRow(ctx, sql, args...).Scan(dest...)
-}
-
 func (d *drainage) left(ctx context.Context) (l left, err error) {
-	err = d.ask(ctx, schema.Expand(leftSQL, d.cfg.Schema), []any{d.upTo}, &l.flows, &l.refused, &l.forks, &l.held)
+	err = patient{d.pool}.QueryRow(ctx, schema.Expand(leftSQL, d.cfg.Schema), d.upTo).Scan(&l.flows, &l.refused, &l.forks, &l.held)
 	if err != nil {
 		return l, fmt.Errorf("relay: drain: look what is left: %w", err)
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/fenceline/fenceline/internal/pgsession"
 	"github.com/fenceline/fenceline/internal/schema"
 )
 
@@ -164,7 +165,7 @@ func Retain(ctx context.Context, pool *pgxpool.Pool, name string, cfg RetentionC
 	if err := cfg.Validate(); err != nil {
 		return RetentionReport{}, err
 	}
-	if err := schema.Check(ctx, pool, name, schema.Producer); err != nil {
+	if err := schema.Check(ctx, patient{pool}, name, schema.Producer); err != nil {
 		return RetentionReport{}, fmt.Errorf("relay: %w", err)
 	}
 	p := &pass{pool: pool, cfg: cfg.withDefaults(), schema: name}
@@ -184,7 +185,7 @@ type pass struct {
 func (p *pass) sql(s string) string { return schema.Expand(s, p.schema) }
 
 func (p *pass) run(ctx context.Context) error {
-	parts, err := partitions(ctx, p.pool, p.schema, p.cfg.Keep)
+	parts, err := p.list(ctx)
 	if err != nil {
 		return err
 	}
@@ -209,7 +210,16 @@ func (p *pass) run(ctx context.Context) error {
 }
 
 func (p *pass) now(ctx context.Context) (now time.Time, err error) {
-	return now, p.pool.QueryRow(ctx, "select clock_timestamp()").Scan(&now)
+	return now, patient{p.pool}.QueryRow(ctx, "select clock_timestamp()").Scan(&now)
+}
+
+func (p *pass) list(ctx context.Context) ([]Partition, error) {
+	conn, err := pgsession.Acquire(ctx, p.pool, answerWithin)
+	if err != nil {
+		return nil, fmt.Errorf("list the partitions: %w", err)
+	}
+	defer conn.Release()
+	return partitions(ctx, conn, p.schema, p.cfg.Keep)
 }
 
 // rotate takes the steps there are: create and switch, each a transaction.

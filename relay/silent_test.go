@@ -88,12 +88,22 @@ func TestASessionTakesNoConnectionOfAHostThatIsGone(t *testing.T) {
 		return err == nil
 	})
 	pool = vanished(t, 2)
-	d := &drainage{pool: pool}
+	d := &drainage{pool: pool, cfg: Config{Schema: "fenceline"}, upTo: "3:3:"}
 	eventually(t, "a drain looks", func() bool {
 		ctx, cancel := context.WithTimeout(bg, 20*time.Second)
 		defer cancel()
-		n, err := 0, error(nil)
-		if err = d.ask(ctx, "select 1", nil, &n); ctx.Err() != nil {
+		_, err := d.left(ctx)
+		if ctx.Err() != nil {
+			t.Fatalf("it would have waited for ever: %v", err)
+		}
+		return err == nil
+	})
+	pool = vanished(t, 2)
+	eventually(t, "a pass of the retention ends", func() bool {
+		ctx, cancel := context.WithTimeout(bg, 20*time.Second)
+		defer cancel()
+		_, err := Retain(ctx, pool, "", RetentionConfig{})
+		if ctx.Err() != nil {
 			t.Fatalf("it would have waited for ever: %v", err)
 		}
 		return err == nil

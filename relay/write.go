@@ -30,3 +30,28 @@ func write(ctx context.Context, pool *pgxpool.Pool, sql string, args []any, dest
 	b.Queue("commit")
 	return conn.SendBatch(ctx, b).Close()
 }
+
+// patient reads one row, and waits for a connection no longer than write does.
+type patient struct{ pool *pgxpool.Pool }
+
+// QueryRow asks when the row is scanned.
+func (p patient) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	return &patientRow{ctx, p.pool, sql, args}
+}
+
+type patientRow struct {
+	ctx  context.Context
+	pool *pgxpool.Pool
+	sql  string
+	args []any
+}
+
+// Scan implements pgx.Row.
+func (r *patientRow) Scan(dest ...any) error {
+	conn, err := pgsession.Acquire(r.ctx, r.pool, answerWithin)
+	if err != nil {
+		return err
+	}
+	defer conn.Release()
+	return conn.QueryRow(r.ctx, r.sql, r.args...).Scan(dest...)
+}
