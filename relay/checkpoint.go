@@ -228,7 +228,7 @@ func (s *session) checkpoint(ctx context.Context, sync bool) error {
 	s.stored = append([][]int64{generations}, s.stored[:min(keptGenerations, len(s.stored))]...)
 	// The transaction that this L belongs to has committed: the next snapshot
 	// is taken after it.
-	s.pairLow, s.storedLow = max(s.pairLow, pairLow), max(s.storedLow, pairLow)
+	s.bound, s.storedLow = s.bound.better(bound{low: pairLow}), max(s.storedLow, pairLow)
 	for _, h := range st.holds {
 		h.recorded = true
 	}

@@ -82,15 +82,21 @@
 //
 // The low bound says where rows that are not visible in s1 can be: at or below
 // it only those of transactions in s1's list of running ones. It comes from a
-// pair (c, L). A checkpoint, and the reader itself when many positions were drawn
-// since, reads the sequence's value L, and in a later statement takes its own
-// transaction id c. Whoever has an id above c has
+// pair (c, L). A checkpoint reads the sequence's value L, and in a later statement
+// takes its own transaction id c. Whoever has an id above c has
 // positions above L, because an append locks a row of the fence, and with that
 // has its id, before it calls nextval; and because xid is declared before pos,
 // should anything else ever insert. If the pair was committed before s2 was
 // taken, each id from s2.xmax on is above c, and L bounds the window that
 // starts at s2. Taken later, or L alone, it is no bound: a transaction that has
 // its pos but is younger than everything that has ended is in no list.
+//
+// Between checkpoints the polls themselves give bounds, at no cost: each reads the
+// sequence's value, and the next one reads which transaction id would be given out
+// then. That is a c without a transaction, and L holds for a snapshot whose xmax has
+// come up to it; see type bounds. Where none does for long, the reader makes a pair
+// of its own. Transactions that are known to be younger than their bound are no
+// stragglers, so that most polls have only the second phase.
 //
 // The tests on xid are pg_visible_in_snapshot and nothing else, and topics are
 // compared in a way that fits no index, so that the planner has one way to

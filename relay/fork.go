@@ -210,7 +210,7 @@ func (s *session) readFork(f *fork) (rows int, more bool, err error) {
 			s.mu.Unlock()
 			return 0, false, nil
 		default:
-			c = c.open(w.s2, w.high, w.low2)
+			c = c.open(w.s2, w.high, bound{w.low2, w.young2})
 		}
 	}
 	what := s.rest(&f.flow)

@@ -38,7 +38,7 @@ func TestWhatIsTooLargeForALightPageComesWholeAndInItsPlace(t *testing.T) {
 	r := testReader(t, pool, 20, 256<<10)
 	light := 0
 	var got []string
-	ch, err := r.poll(bg, start(), everything, 0)
+	ch, err := r.poll(bg, start(), everything, bound{})
 	for {
 		if err != nil {
 			t.Fatal(err)

@@ -23,10 +23,10 @@ func (s *session) load(ctx context.Context) error {
 	}
 	own := s.shards.list()
 	var stored []int64
-	if err := conn.QueryRow(ctx, s.sql.loadPair, own).Scan(&s.pairLow, &stored); err != nil {
+	if err := conn.QueryRow(ctx, s.sql.loadPair, own).Scan(&s.bound.low, &stored); err != nil {
 		return fmt.Errorf("relay: load the cursors: %w", err)
 	}
-	s.stored, s.storedLow = [][]int64{stored}, s.pairLow
+	s.stored, s.storedLow = [][]int64{stored}, s.bound.low
 	if err := s.loadCursors(ctx, conn, own); err != nil {
 		return fmt.Errorf("relay: load the cursors: %w", err)
 	}

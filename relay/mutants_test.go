@@ -13,17 +13,26 @@ func in(file, old, new string) mutants.Edit { return mutants.Edit{File: file, Ol
 // the database's functions are taken out there, by the tests of EachRule.
 var goMutants = []mutants.Mutant{
 	{Name: "a cursor by pos", Test: "TestNothingIsPassedOverWhenPositionsCommitInAnotherOrder", Edits: []mutants.Edit{
-		in("cursor.go", "return cursor{s1: c.s2, low: c.low2}", "return cursor{s1: c.s2, low: c.high}"),
-		in("reader.go", "	xids := c.s1.xip\n", "	var xids []uint64\n"),
+		in("cursor.go", "return cursor{s1: c.s2, low: c.low2, young: c.young2}", "return cursor{s1: c.s2, low: c.high}"),
+		in("reader.go", "xids := c.late(c.s1.xip)", "xids := c.s1.xip[:0]"),
 	}},
 	{Name: "order by transaction", Test: "TestOrderIsByPositionAndNotByTransaction", Edits: []mutants.Edit{
 		in("sql.go", "const columns = `pos, id,", "const columns = `xid::text::bigint * 1000000 + pos as pos, id,"),
 	}},
 	{Name: "no stragglers", Test: "TestAStragglerBelowTheLowBoundIsPublished", Edits: []mutants.Edit{
-		in("reader.go", "	xids := c.s1.xip\n", "	var xids []uint64\n"),
+		in("reader.go", "xids := c.late(c.s1.xip)", "xids := c.s1.xip[:0]"),
 	}},
 	{Name: "a low bound without its pair", Test: "TestTheYoungestTransactionIsNotBelowTheLowBound", Edits: []mutants.Edit{
-		in("cursor.go", "return cursor{s1: c.s2, low: c.low2}", "return cursor{s1: c.s2, low: c.high}"),
+		in("cursor.go", "return cursor{s1: c.s2, low: c.low2, young: c.young2}", "return cursor{s1: c.s2, low: c.high}"),
+	}},
+	{Name: "a poll's bound while somebody has an id that it doesn't count", Test: "TestTheYoungestTransactionIsNotBelowTheLowBound", Edits: []mutants.Edit{
+		in("bound.go", "	case s2.xmax >= is.young:\n", "	default:\n"),
+	}},
+	{Name: "an older bound that is not waited for", Test: "TestAPollsBoundHoldsOnceItsTransactionsAreInTheSnapshot", Edits: []mutants.Edit{
+		in("bound.go", "b.soon.young != 0 && s2.xmax >= b.soon.young", "b.soon.young != 0"),
+	}},
+	{Name: "the young ones for stragglers", Test: "TestAStragglerBelowTheLowBoundIsPublished", Edits: []mutants.Edit{
+		in("cursor.go", "	return xids[:n]\n", "	return xids[n:]\n"),
 	}},
 	{Name: "a low bound that is older than its snapshot", Test: "TestWhoeverIsYoungerThanThePairGetsAPositionAboveItsL", Edits: []mutants.Edit{
 		in("../migrations/producer/007_shards.up.sql", "  pair_xid := pg_current_xact_id();\n", ""),

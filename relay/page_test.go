@@ -25,7 +25,7 @@ func testReader(t *testing.T, pool *pgxpool.Pool, rows, bytes int) *reader {
 // drain reads one window to its end.
 func drain(t *testing.T, r *reader, c cursor, low int64) (pages []chunk, end cursor) {
 	t.Helper()
-	ch, err := r.poll(bg, c, everything, low)
+	ch, err := r.poll(bg, c, everything, bound{low: low})
 	for {
 		if err != nil {
 			t.Fatal(err)
@@ -99,7 +99,7 @@ func TestAWindowOfManyPagesIsReadOnceAndInOrder(t *testing.T) {
 	later := newProducer(t, pool, "later").begin().enter().append("a", "not yet")
 
 	var got []int64
-	ch, err := r.poll(bg, c, everything, low)
+	ch, err := r.poll(bg, c, everything, bound{low: low})
 	for n := 0; ; n++ {
 		if err != nil {
 			t.Fatal(err)

@@ -125,7 +125,7 @@ func TestThePlansReadAnIndexInOrderWhateverTheStatisticsSay(t *testing.T) {
 			conn := readerConn(t, pool)
 			sql := newStatements("fenceline")
 			flow := "4000, 8388608, '{x}', false, -1"
-			poll := explain(t, conn, "poll", sql.poll, flow+", '{750,760}', '700:900:750,760', 10000")
+			poll := explain(t, conn, "poll", sql.poll, flow+", '700:900:750,760', 10000, '{750,760}'")
 			checkPlan(t, "poll", poll, "xid_pos", "pkey")
 			// Both indexes, each in its place.
 			both := map[string]bool{}
@@ -141,6 +141,7 @@ func TestThePlansReadAnIndexInOrderWhateverTheStatisticsSay(t *testing.T) {
 			if !both["xid"] || !both["pos"] {
 				t.Errorf("poll does not read stragglers by (xid, pos) and the rest by pos: %v", both)
 			}
+			checkPlan(t, "poll without stragglers", explain(t, conn, "poll_fresh", sql.pollFresh, flow+", '700:900:750,760', 10000"), "pkey")
 			checkPlan(t, "old", explain(t, conn, "old", sql.old, flow+", '{750,760}', 10, 10000"), "xid_pos")
 			checkPlan(t, "fresh", explain(t, conn, "fresh", sql.fresh, flow+", '700:700:', '900:900:', 10, 20000"), "pkey")
 			checkPlan(t, "light", explain(t, conn, "light", sql.light, flow+", '700:700:', '900:900:', 10, 20000"), "pkey")

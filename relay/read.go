@@ -81,7 +81,7 @@ func (s *session) room() bool {
 
 func (s *session) readMain() (rows int, more bool, err error) {
 	s.mu.Lock()
-	c, f, low, far := s.main.read, s.rest(&s.main), s.pairLow, s.high-s.pairLow > pairAfter
+	c, f, b, far := s.main.read, s.rest(&s.main), s.bound, s.high-s.bound.low > pairAfter
 	ready := s.room() && s.main.ahead < maxAhead
 	s.starved = !ready
 	s.mu.Unlock()
@@ -90,15 +90,16 @@ func (s *session) readMain() (rows int, more bool, err error) {
 	}
 	polled := c.boundary()
 	if polled && far {
-		if low, err = s.reader.pair(s.soft); err != nil {
+		own, err := s.reader.pair(s.soft)
+		if err != nil {
 			return 0, false, err
 		}
+		b = b.better(own)
 	}
 	var ch chunk
 	if polled {
-		// low is of a pair that was committed before the statement is sent, and so
-		// before its snapshot.
-		ch, err = s.reader.poll(s.soft, c, f, low)
+		// b holds for snapshots that are taken from now on, and so for the statement's.
+		ch, err = s.reader.poll(s.soft, c, f, b)
 	} else {
 		ch, err = s.reader.next(s.soft, c, f)
 	}
@@ -113,7 +114,7 @@ func (s *session) readMain() (rows int, more bool, err error) {
 	if polled {
 		s.window = ch.during
 		s.high = ch.high
-		s.pairLow = max(s.pairLow, low)
+		s.bound = s.bound.better(ch.bound)
 		if !s.stale && (ch.high-s.storedLow > refreshAfter || s.silent()) {
 			s.stale = true
 			signal(s.due)

@@ -9,8 +9,8 @@ import (
 	"github.com/fenceline/fenceline/outbox"
 )
 
-// reader reads windows, page by page, on a connection of its own. It has no
-// memory: where to read is in the cursor.
+// reader reads windows, page by page, on a connection of its own. Where to read is in
+// the cursor; what the reader remembers makes its reads cheaper.
 type reader struct {
 	conn  *pgx.Conn
 	sql   *statements
@@ -18,6 +18,8 @@ type reader struct {
 	rows  int // the largest number of rows in a page
 	bytes int // the weight at which a page is cut
 	sizes sizes
+
+	bounds bounds
 }
 
 // filter says what a flow reads: which shards, and of them all topics but
@@ -47,42 +49,44 @@ type row struct {
 type chunk struct {
 	rows          []row
 	during, after cursor
-	// high is the sequence's value, if the read took a new snapshot.
-	high int64
+	// Of a read that took a new snapshot: the sequence's value, and the low bound of
+	// the window that will start there, which holds for all later ones.
+	high  int64
+	bound bound
 }
 
-// poll opens a window at a boundary, and reads its first page. pairLow is the
-// L of a pair that was committed before this call.
+// pollRows is the largest number of rows in the first page of a window. It is low, so
+// that rows of a usual size can be told apart from large ones without knowing any: a
+// page holds so many of four times the page's share.
+const pollRows = 128
+
+// poll opens a window at a boundary, and reads its first page. b is a bound that held
+// before this call: one of a pair that was committed, or of an earlier poll.
 //
 // It is one statement because s2 must be the snapshot that the rows were read
 // under: between two statements a transaction could commit that the second one
 // sees and s2 doesn't contain, or the other way round.
-func (r *reader) poll(ctx context.Context, c cursor, f filter, pairLow int64) (chunk, error) {
-	xids := c.s1.xip
-	if xids == nil {
-		xids = []uint64{}
+func (r *reader) poll(ctx context.Context, c cursor, f filter, b bound) (chunk, error) {
+	rows := min(r.rows, pollRows)
+	p := page{limit: rows, bytes: r.bytes, small: max(1, 4*r.bytes/rows)}
+	sql, args := r.sql.pollFresh, []any{p.limit, p.small, f.list(), f.only, f.shards.mask(), c.s1.text, c.low}
+	if xids := c.late(c.s1.xip); len(xids) > 0 {
+		sql, args = r.sql.poll, append(args, xids)
 	}
-	rows, err := queryBinary(ctx, r.conn, r.sql.poll, r.rows, r.bytes, f.list(), f.only, f.shards.mask(), xids, c.s1.text, c.low)
-	if err != nil {
-		return chunk{}, fmt.Errorf("relay: read the outbox: %w", err)
-	}
-	defer rows.Close()
-	p := page{limit: r.rows, bytes: r.bytes}
 	var pid uint32
-	var high int64
+	var high, given int64
 	var text string
-	for rows.Next() {
-		f := fields{values: rows.RawValues()}
-		pid, high = uint32(f.number()), f.number()
-		if s2 := f.next(); s2 != nil {
-			text = string(s2)
+	found, err := queryBinary(ctx, r.conn, sql, args...)
+	err = p.collect(found, err, func(f *fields) bool {
+		if f.null() { // an event's row
+			f.skip(4)
+			return true
 		}
-		if err := p.scan(&f); err != nil {
-			return chunk{}, err
-		}
-	}
-	if err := rows.Err(); err != nil {
-		return chunk{}, fmt.Errorf("relay: read the outbox: %w", err)
+		pid, high, given, text = uint32(f.number()), f.number(), f.number(), string(f.next())
+		return false
+	})
+	if err != nil {
+		return chunk{}, err
 	}
 	if pid != r.pid {
 		return chunk{}, &PoolerError{Reason: fmt.Sprintf("the reader's session moved from backend %d to backend %d", r.pid, pid)}
@@ -91,21 +95,25 @@ func (r *reader) poll(ctx context.Context, c cursor, f filter, pairLow int64) (c
 	if err != nil {
 		return chunk{}, err
 	}
-	ch := p.chunk(c.open(s2, high, pairLow))
-	ch.high = high
+	r.sizes.learn(&p)
+	b = b.better(r.bounds.at(s2, s2.xmax+uint64(given), high))
+	ch := p.chunk(c.open(s2, high, b))
+	ch.high, ch.bound = high, b
 	return ch, nil
 }
 
-// pair makes a pair of the session's own and gives its L: it has committed when
-// this returns, so the snapshots of later statements are taken after it.
-func (r *reader) pair(ctx context.Context) (low int64, err error) {
-	b := &pgx.Batch{} // with one Sync, and so one transaction
-	b.Queue(r.sql.pair[0]).QueryRow(func(row pgx.Row) error { return row.Scan(&low) })
-	b.Queue(r.sql.pair[1])
-	if err := r.conn.SendBatch(ctx, b).Close(); err != nil {
-		return 0, fmt.Errorf("relay: move the low bound: %w", err)
+// pair makes a bound by a pair of the session's own, for where those of polls don't
+// come to hold: while one transaction has the youngest id and draws positions all
+// along, polls would walk over its rows. It has committed when this returns, so the
+// snapshots of later statements are taken after it.
+func (r *reader) pair(ctx context.Context) (b bound, err error) {
+	batch := &pgx.Batch{} // with one Sync, and so one transaction
+	batch.Queue(r.sql.pair[0]).QueryRow(func(row pgx.Row) error { return row.Scan(&b.low) })
+	batch.Queue(r.sql.pair[1]).QueryRow(func(row pgx.Row) error { return row.Scan(&b.young) })
+	if err := r.conn.SendBatch(ctx, batch).Close(); err != nil {
+		return bound{}, fmt.Errorf("relay: move the low bound: %w", err)
 	}
-	return low, nil
+	return b, nil
 }
 
 // next reads a further page of an open window: first what remains of the
@@ -118,9 +126,9 @@ func (r *reader) next(ctx context.Context, c cursor, f filter) (chunk, error) {
 // upTo is next with limits of its own.
 func (r *reader) upTo(ctx context.Context, c cursor, f filter, most, bytes int) (chunk, error) {
 	p := page{limit: most, bytes: bytes}
-	if xids := c.s1.endedBy(c.s2); c.last < c.low && len(xids) > 0 {
+	if xids := c.late(c.s1.endedBy(c.s2)); c.last < c.low && len(xids) > 0 {
 		rows, err := queryBinary(ctx, r.conn, r.sql.old, most, bytes, f.list(), f.only, f.shards.mask(), xids, c.last, c.low)
-		if err := p.collect(rows, err); err != nil {
+		if err := p.collect(rows, err, nil); err != nil {
 			return chunk{}, err
 		}
 	}
@@ -133,7 +141,7 @@ func (r *reader) upTo(ctx context.Context, c cursor, f filter, most, bytes int) 
 		}
 		rows, err := queryBinary(ctx, r.conn, sql, limit, bound, f.list(), f.only, f.shards.mask(),
 			c.s1.text, c.s2.text, max(c.low, c.last), c.high)
-		if err := p.collect(rows, err); err != nil {
+		if err := p.collect(rows, err, nil); err != nil {
 			return chunk{}, err
 		}
 		if p.short && len(p.rows) == 0 {

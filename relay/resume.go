@@ -168,7 +168,7 @@ func (s *session) readHeld(h *hold) (rows int, more bool, err error) {
 func (r *reader) stream(ctx context.Context, topic, key string, from place, in snapshot) (_ []row, full bool, err error) {
 	p := page{limit: r.rows, bytes: r.bytes}
 	rows, err := queryBinary(ctx, r.conn, r.sql.stream, r.rows, r.bytes, topic, key, from.epoch, from.seq, from.pos, in.text)
-	if err := p.collect(rows, err); err != nil {
+	if err := p.collect(rows, err, nil); err != nil {
 		return nil, false, err
 	}
 	slices.SortFunc(p.rows, func(a, b row) int { // in practice nothing is left to sort

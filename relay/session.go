@@ -19,9 +19,9 @@ import (
 // having recorded, and so what is published a second time after a crash then.
 const maxAhead = 100_000
 
-// pairAfter is how far the sequence may be ahead of the pair's L before the reader
-// makes another: each poll walks over the rows between, some hundred times a second
-// under a steady load.
+// pairAfter is how far the sequence may be ahead of the low bound before the reader
+// makes a pair for it: each poll walks over the rows between, some hundred times a
+// second under a steady load.
 const pairAfter = 250
 
 // refreshAfter is how far it may be ahead of the newest stored pair's L before a
@@ -67,8 +67,8 @@ type session struct {
 	closed    bool  // as the channel closing
 	main      flow
 	window    cursor // the newest window that the main flow has opened in this database session
-	pairLow   int64  // L of the newest committed pair
-	storedLow int64  // the same, of those that were stored
+	bound     bound  // holds for every snapshot that is taken from now on
+	storedLow int64  // L of the newest pair that was stored
 	stale     bool   // the pair should be made anew
 	topics    map[string]*topic
 	held      map[streamKey]*hold

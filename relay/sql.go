@@ -35,9 +35,6 @@ select ` + names + ` from (
   select p.*, sum(p.weight) over (order by p.pos rows between unbounded preceding and current row) as total from (@page@) p
 ) c where c.total - c.weight < $bytes::bigint`
 
-// cutFirst is cut, and says of each row whether it is the page's first.
-var cutFirst = strings.Replace(cut, names+" from", names+", c.total = c.weight as is_first from", 1)
-
 // stragglers are rows of transactions that ran when s1 was taken, at or below
 // the low bound. The row comparison fits index (xid, pos) and nothing else, so
 // each transaction costs one descent and its rows, however large the table.
@@ -52,27 +49,39 @@ select r.* from unnest($xids::xid8[]) x cross join lateral (
 // window. The tests on xid are pg_visible_in_snapshot only: a range on xid
 // would draw the planner to the index on xid, and so to sorting the window.
 //
-// Rows at or below the low bound are stragglers, rows above it are read by
-// primary key: the two sets can't overlap. high bounds the pages that follow if
-// this one is full: no row that is visible here has a larger pos, since the
-// sequence is read after the snapshot was taken.
+// The first row is about the window, those that follow are its rows: first the
+// stragglers, at or below the low bound, then those above it, by primary key. The
+// two sets can't overlap. high bounds the pages that follow if this one is full: no
+// row that is visible here has a larger pos, since the sequence is read after the
+// snapshot was taken. age() says how many transaction ids were given out from xmax
+// on, see type bounds. The backend's pid goes along, so that a pooler that hands the
+// session to another backend is seen at once.
 //
-// The backend's pid goes along, so that a pooler that hands the session to
-// another backend is seen at once. s2 is only in the first row: with thousands
-// of transactions it is long.
-var pollSQL = `
-select pg_backend_pid(), s.high, case when o.pos is null or o.is_first then s.s2::text end, ` + names + `
-from (select pg_current_snapshot() as s2, coalesce(pg_sequence_last_value('@schema_name@.outbox_pos'), 0) as high) s
-left join (` + cutFirst + `) o on true`
+// Under a steady trickle this statement is what a relay costs the database, and most
+// of that is setting the plan up. So it has as few nodes as it can: no join, no sort,
+// no running total (see lightRow), and no stragglers where there can't be any.
+const pollSQL = `
+select pg_backend_pid() as pid, coalesce(pg_sequence_last_value('@schema_name@.outbox_pos'), 0) as high, age(pg_snapshot_xmax(pg_current_snapshot())::xid) as given_out,
+  pg_current_snapshot()::text as s2, ` + noRow + `
+union all ` + pollOld + `
+(select ` + noWindow + `, ` + lightRow + ` from @schema@.outbox
+  where pos > $low::bigint and not pg_visible_in_snapshot(xid, $s1::pg_snapshot) and ` + inFlow + `
+  order by pos limit $rows::bigint)`
 
-const pollPage = `
-select u.* from (
-  (` + stragglers + `)
-  union all
-  (select ` + columns + ` from @schema@.outbox
-    where pos > $low::bigint and not pg_visible_in_snapshot(xid, $s1::pg_snapshot) and ` + inFlow + `
-    order by pos limit $rows::bigint)
-) u order by u.pos limit $rows::bigint`
+// pollOld is left out by a poll without transactions whose rows can be stragglers.
+const pollOld = `
+(select ` + noWindow + `, r.* from unnest($xids::xid8[]) x cross join lateral (
+  select ` + lightRow + ` from @schema@.outbox
+   where (xid, pos) > (x, 0) and (xid, pos) <= (x, $low::bigint) and ` + inFlow + `
+   order by xid, pos limit $rows::bigint) r order by r.pos limit $rows::bigint)
+union all`
+
+// noWindow and noRow stand for what a row of a poll is not about.
+const (
+	noWindow = `null::int, null::bigint, null::int, null::text`
+	noRow    = `null::bigint as pos, null::uuid, null, null, null::bytea, null, null, null::int, null::bigint, null::bigint, null::bigint, null, null, null, null,
+  null, null::bigint, null::bigint, null::bigint, null::timestamptz, null::bigint, null::bigint, null::timestamptz, null::boolean`
+)
 
 // pairSQL makes a pair (L, c) of the reader's own, in one transaction and in this
 // order: whoever gets a transaction id after c has not drawn a position yet when L
@@ -97,15 +106,17 @@ select ` + columns + ` from @schema@.outbox
    and pg_visible_in_snapshot(xid, $s2::pg_snapshot) and not pg_visible_in_snapshot(xid, $s1::pg_snapshot) and ` + inFlow + `
  order by pos limit $rows::bigint`
 
-// lightSQL is newSQL without the running total, which costs the database as
-// much as all the rest: it has to keep each row until its weight is known. What
-// bounds the page is that a row beyond $small is sent without its payload and
-// headers; the reader ends the page in front of it.
-const lightSQL = `
-select pos, id, aggregatetype, type, case when octet_length(payload) <= $small::bigint then payload end, topic, key, shard::int, epoch, token, seq, kind, subject, source, contenttype,
+// lightRow is what page.scan reads of a row of a light page, which has no running
+// total: that costs the database as much as all the rest, since it has to keep each
+// row until its weight is known. What bounds the page is that a row beyond $small is
+// sent without its payload and headers; the reader ends the page in front of it.
+const lightRow = `pos, id, aggregatetype, type, case when octet_length(payload) <= $small::bigint then payload end, topic, key, shard::int, epoch, token, seq, kind, subject, source, contenttype,
   case when octet_length(headers::text) <= $small::bigint then headers::text end, history, prev_epoch, prev_seq, created_at, skip_from, skip_to, verdict_at,
-  octet_length(payload) > $small::bigint or octet_length(headers::text) > $small::bigint as left_out
-  from @schema@.outbox
+  octet_length(payload) > $small::bigint or octet_length(headers::text) > $small::bigint as left_out`
+
+// lightSQL is newSQL as a light page.
+const lightSQL = `
+select ` + lightRow + ` from @schema@.outbox
  where pos > $last::bigint and pos <= $high::bigint
    and pg_visible_in_snapshot(xid, $s2::pg_snapshot) and not pg_visible_in_snapshot(xid, $s1::pg_snapshot) and ` + inFlow + `
  order by pos limit $rows::bigint`
@@ -133,7 +144,8 @@ select ` + columns + ` from @schema@.outbox
 
 // statements are the relay's, for one schema.
 type statements struct {
-	poll, old, fresh    string
+	poll, pollFresh     string
+	old, fresh          string
 	pair                [len(pairSQL)]string
 	light               string
 	checkpoint          string
@@ -156,7 +168,8 @@ func newStatements(name string) statements {
 	}
 	page := func(outer, inner string) string { return strings.Replace(outer, "@page@", inner, 1) }
 	return statements{
-		poll:       x(strings.ReplaceAll(page(pollSQL, pollPage), "$last::bigint", "0"), "rows", "bytes", "topics", "only", "shards", "xids", "s1", "low"),
+		poll:       x(pollSQL, "rows", "small", "topics", "only", "shards", "s1", "low", "xids"),
+		pollFresh:  x(strings.Replace(pollSQL, pollOld, "", 1), "rows", "small", "topics", "only", "shards", "s1", "low"),
 		old:        x(page(oldSQL, oldPage), "rows", "bytes", "topics", "only", "shards", "xids", "last", "low"),
 		fresh:      x(page(newSQL, newPage), "rows", "bytes", "topics", "only", "shards", "s1", "s2", "last", "high"),
 		pair:       [...]string{x(pairSQL[0]), x(pairSQL[1])},
