@@ -39,8 +39,9 @@
 // A lane sends by itself as long as few requests are on their way to the
 // broker that leads its partition. Where a topic has many partitions, batches
 // that would be one more request, and one more connection, wait for one of
-// these to be answered and go together; see join.go. The lane sees nothing of
-// that: one batch on its way, and an answer of its own.
+// these to be answered and go together; and small batches that come at the same
+// moment go together at once. See join.go. The lane sees nothing of that: one batch
+// on its way, and an answer of its own.
 //
 // # Why a new producer id keeps the order
 //

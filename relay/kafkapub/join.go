@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -25,10 +26,17 @@ import (
 // For a lane nothing changes: it has one batch on its way, and an answer of its
 // own. A request that fails as a whole is an unknown outcome for each.
 //
+// Also under a trickle: what the relay reads in one look is for some lanes at once,
+// which come here within microseconds, and two small batches in one request cost
+// client and broker little more than one. So whoever comes first lets those go first
+// that are about to run, and takes along who has come meanwhile. No time is waited.
+//
 // What goes together is answered together: the broker waits for the replicas
 // of all. So a lane whose last attempt failed goes alone, and so does one that
 // has waited for joinWait, which is what happens where the broker is slow and
-// its latency is better spent side by side.
+// its latency is better spent side by side. A lane whose last answer was slow takes
+// nobody along and goes along with nobody: a partition whose replicas are slow keeps
+// the others waiting once, and not from then on.
 const (
 	// maxSending is how many requests to a broker are on their way before the
 	// next ones wait.
@@ -37,7 +45,18 @@ const (
 	maxJoined = 4 << 20
 	// joinWait is how long a batch waits at most before it goes alone.
 	joinWait = 50 * time.Millisecond
+	// maxGathered is the largest batch that goes together with others that come at
+	// the same time: to send larger ones side by side costs no more.
+	maxGathered = 16 << 10
+	// prompt is how long the answer took at most of a lane that isn't slow.
+	prompt = 20 * time.Millisecond
 )
+
+// others lets those run that are about to.
+func others() {
+	runtime.Gosched()
+	runtime.Gosched() // whom the first ones have woken
+}
 
 // outcome is what became of an attempt.
 type outcome struct {
@@ -57,6 +76,7 @@ type joiner struct {
 	timeout time.Duration // of a request
 	every   time.Duration // between two looks at who leads what
 	wait    time.Duration // joinWait; tests have another
+	gather  func()        // others; tests have another, nil: nobody is taken along
 	most    int           // maxJoined, or what one batch may have if that is less
 
 	// turn is held by who looks at the leaders.
@@ -75,6 +95,14 @@ type joiner struct {
 type desk struct {
 	sending int
 	waiting []*waiting
+	// gathering is a request that is about to be sent; nil: there is none.
+	gathering *gathering
+}
+
+// gathering is the batches of a request that is about to be sent.
+type gathering struct {
+	batches []*waiting
+	bytes   int
 }
 
 // waiting is a batch that waits for others. Whoever takes it off the desk
@@ -86,12 +114,13 @@ type waiting struct {
 }
 
 func newJoiner(life context.Context, r *route, topic string, c *Config) *joiner {
-	return &joiner{route: r, topic: topic, life: life, timeout: c.Timeout, every: c.MetadataTTL, wait: joinWait,
+	return &joiner{route: r, topic: topic, life: life, timeout: c.Timeout, every: c.MetadataTTL, wait: joinWait, gather: others,
 		most: min(maxJoined, c.MaxBatchBytes), turn: make(chan struct{}, 1), desks: make(map[int]*desk)}
 }
 
-// produce sends a batch, and returns when it is answered or ctx has ended.
-func (j *joiner) produce(ctx context.Context, partition int, buf []byte, alone bool) outcome {
+// produce sends a batch, and returns when it is answered or ctx has ended. alone: by
+// itself and at once; slow: not with others that come at the same time.
+func (j *joiner) produce(ctx context.Context, partition int, buf []byte, alone, slow bool) outcome {
 	if alone {
 		return j.one(ctx, partition, buf)
 	}
@@ -105,8 +134,18 @@ func (j *joiner) produce(ctx context.Context, partition int, buf []byte, alone b
 		d = &desk{}
 		j.desks[leader] = d
 	}
+	slow = slow || len(buf) > maxGathered || j.gather == nil
+	g := d.gathering
+	if !slow && g != nil && g.bytes+len(buf) <= j.most {
+		w := g.add(partition, buf)
+		j.mu.Unlock()
+		return j.await(ctx, w)
+	}
 	if d.sending < maxSending {
 		d.sending++
+		if !slow && g == nil {
+			return j.first(ctx, d, partition, buf)
+		}
 		j.mu.Unlock()
 		defer j.next(d)
 		return j.one(ctx, partition, buf)
@@ -126,12 +165,42 @@ func (j *joiner) produce(ctx context.Context, partition int, buf []byte, alone b
 	if j.withdraw(d, w) {
 		return j.one(ctx, partition, buf)
 	}
+	return j.await(ctx, w)
+}
+
+// await waits for the answer to a batch that is another's to send.
+func (j *joiner) await(ctx context.Context, w *waiting) outcome {
 	select {
 	case o := <-w.answer:
 		return j.orAlone(ctx, w, o)
 	case <-ctx.Done():
 		return outcome{err: ctx.Err()}
 	}
+}
+
+// first sends a batch and those that come at the same time. Called under the mutex,
+// which it leaves, with a place on the desk.
+func (j *joiner) first(ctx context.Context, d *desk, partition int, buf []byte) outcome {
+	g := &gathering{}
+	w := g.add(partition, buf)
+	d.gathering = g
+	j.mu.Unlock()
+	j.gather()
+	j.mu.Lock()
+	d.gathering = nil
+	j.mu.Unlock()
+	if len(g.batches) == 1 {
+		defer j.next(d)
+		return j.one(ctx, partition, buf)
+	}
+	j.serve(d, g.batches)
+	return j.await(ctx, w)
+}
+
+func (g *gathering) add(partition int, buf []byte) *waiting {
+	w := &waiting{partition, buf, make(chan outcome, 1)}
+	g.batches, g.bytes = append(g.batches, w), g.bytes+len(buf)
+	return w
 }
 
 func (j *joiner) orAlone(ctx context.Context, w *waiting, o outcome) outcome {
@@ -168,12 +237,18 @@ func (j *joiner) withdraw(d *desk, w *waiting) bool {
 // next hands the place of a request that was answered to those that wait.
 func (j *joiner) next(d *desk) {
 	if group := j.take(d); group != nil {
-		j.sending.Go(func() {
-			for ; group != nil; group = j.take(d) {
-				j.together(group)
-			}
-		})
+		j.serve(d, group)
 	}
+}
+
+// serve sends batches together, and then what waits, as long as something does: in
+// a goroutine of its own, since each of those who wait may give up.
+func (j *joiner) serve(d *desk, group []*waiting) {
+	j.sending.Go(func() {
+		for ; group != nil; group = j.take(d) {
+			j.together(group)
+		}
+	})
 }
 
 // take gives what goes together now; if there is nothing, the place is free.

@@ -21,8 +21,9 @@ type lane struct {
 	topic     string
 	partition int
 	joiner    *joiner
-	// alone: the last attempt failed, so the next goes by itself.
-	alone bool
+	// alone: the last attempt failed, so the next goes by itself. slow: its answer
+	// took long, so the next doesn't go with those of others that come with it.
+	alone, slow bool
 
 	// producer is the identity in use; nil: take a new one before sending.
 	producer *producer

@@ -92,8 +92,9 @@ func (p *Publisher) Produce(ctx context.Context, b *relay.Batch) error {
 		}
 		return fmt.Errorf("kafkapub: %s: nothing was sent: %w", l, cause(ctx, err))
 	}
-	o := l.joiner.produce(ctx, b.Partition, f.buf, l.alone)
-	l.alone = o.err != nil
+	began := time.Now()
+	o := l.joiner.produce(ctx, b.Partition, f.buf, l.alone, l.slow)
+	l.alone, l.slow = o.err != nil, time.Since(began) > prompt
 	switch {
 	case o.unsent:
 		// It holds numbers, and may go out under them later.
