@@ -99,7 +99,7 @@ func TestARowThatComesBehindThePageIsNotPassedOver(t *testing.T) {
 		"pos in (1, 2)": nil, // 3, 4 and then 1, 2 in some order
 	} {
 		pg := page{limit: 2, bytes: 1 << 20, small: 1000}
-		rows, err := queryBinary(bg, r.conn, "select * from ("+sql.light+") x order by "+order, 10, 1000, []string{}, false, int64(-1), "3:3:", "1000000:1000000:", 0, 10)
+		rows, err := r.query(bg, "select * from ("+sql.light+") x order by "+order, 10, 1000, []string{}, false, int64(-1), "3:3:", "1000000:1000000:", 0, 10)
 		if err := pg.collect(rows, err, nil); err != nil {
 			t.Fatal(err)
 		}

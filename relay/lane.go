@@ -193,7 +193,7 @@ var errVoid = errors.New("relay: the batch is no longer this lane's")
 // An outage is not a failure: it ends when it ends, and nothing counts tries.
 func (l *lane) produce(b *Batch) error {
 	s := l.s
-	wait := patience(20*time.Millisecond, 2*time.Second)
+	var wait *backoff.ExponentialBackOff
 	defer s.outages.over(l)
 	var trouble trouble
 	for attempts := 1; ; attempts++ {
@@ -210,6 +210,9 @@ func (l *lane) produce(b *Batch) error {
 		}
 		if l.desert(&trouble, err) {
 			return errVoid
+		}
+		if wait == nil {
+			wait = patience(20*time.Millisecond, 2*time.Second)
 		}
 		pause := time.NewTimer(wait.NextBackOff())
 		select {

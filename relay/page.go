@@ -16,17 +16,29 @@ import (
 // binaryFormat asks for all columns in the binary format, which fields reads.
 var binaryFormat = pgx.QueryResultFormats{pgx.BinaryFormatCode}
 
-// queryBinary queries for what fields reads. A login that chose a mode in which
-// pgx knows no columns before they come gets text in it, whatever is asked for;
-// for these statements the columns are described first, which leaves nothing
+// binaryOptions have a connection's queries give what fields reads. A login that chose
+// a mode in which pgx knows no columns before they come gets text in it, whatever is
+// asked for; for these statements the columns are described first, which leaves nothing
 // behind in the session either.
-func queryBinary(ctx context.Context, conn *pgx.Conn, sql string, args ...any) (pgx.Rows, error) {
-	options := []any{binaryFormat}
-	switch conn.Config().DefaultQueryExecMode {
+func binaryOptions(conn *pgx.Conn) []any {
+	switch conn.Config().DefaultQueryExecMode { // a copy of all of it: not for each query
 	case pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol:
-		options = append(options, pgx.QueryExecModeCacheDescribe)
+		return []any{binaryFormat, pgx.QueryExecModeCacheDescribe}
 	}
-	return conn.Query(ctx, sql, append(options, args...)...)
+	return []any{binaryFormat}
+}
+
+// queryBinary queries for what fields reads.
+func queryBinary(ctx context.Context, conn *pgx.Conn, sql string, args ...any) (pgx.Rows, error) {
+	return conn.Query(ctx, sql, slices.Concat(binaryOptions(conn), args)...)
+}
+
+// query is queryBinary of the reader's connection, some hundred times a second.
+func (r *reader) query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	if r.options == nil {
+		r.options = binaryOptions(r.conn)
+	}
+	return r.conn.Query(ctx, sql, slices.Concat(r.options, args)...)
 }
 
 // page collects rows up to the limits that the statements were given.
@@ -41,8 +53,9 @@ type page struct {
 	words        words
 }
 
-// firstRows is the number of rows for which a page makes room at first.
-const firstRows = 16
+// firstRows is the number of rows for which a page makes room at first, as many as a
+// look finds under a trickle.
+const firstRows = 4
 
 // full: there may be more. Exactly enough rows count as full, which costs one
 // more query that finds nothing.

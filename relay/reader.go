@@ -19,7 +19,8 @@ type reader struct {
 	bytes int // the weight at which a page is cut
 	sizes sizes
 
-	bounds bounds
+	bounds  bounds
+	options []any // of its queries; nil: not looked up yet
 }
 
 // filter says what a flow reads: which shards, and of them all topics but
@@ -76,7 +77,7 @@ func (r *reader) poll(ctx context.Context, c cursor, f filter, b bound) (chunk, 
 	var pid uint32
 	var high, given int64
 	var text string
-	found, err := queryBinary(ctx, r.conn, sql, args...)
+	found, err := r.query(ctx, sql, args...)
 	err = p.collect(found, err, func(f *fields) bool {
 		if f.null() { // an event's row
 			f.skip(4)
@@ -127,7 +128,7 @@ func (r *reader) next(ctx context.Context, c cursor, f filter) (chunk, error) {
 func (r *reader) upTo(ctx context.Context, c cursor, f filter, most, bytes int) (chunk, error) {
 	p := page{limit: most, bytes: bytes}
 	if xids := c.late(c.s1.endedBy(c.s2)); c.last < c.low && len(xids) > 0 {
-		rows, err := queryBinary(ctx, r.conn, r.sql.old, most, bytes, f.list(), f.only, f.shards.mask(), xids, c.last, c.low)
+		rows, err := r.query(ctx, r.sql.old, most, bytes, f.list(), f.only, f.shards.mask(), xids, c.last, c.low)
 		if err := p.collect(rows, err, nil); err != nil {
 			return chunk{}, err
 		}
@@ -139,7 +140,7 @@ func (r *reader) upTo(ctx context.Context, c cursor, f filter, most, bytes int) 
 				sql, limit, bound, p.limit, p.small = r.sql.light, n, small, n, small
 			}
 		}
-		rows, err := queryBinary(ctx, r.conn, sql, limit, bound, f.list(), f.only, f.shards.mask(),
+		rows, err := r.query(ctx, sql, limit, bound, f.list(), f.only, f.shards.mask(),
 			c.s1.text, c.s2.text, max(c.low, c.last), c.high)
 		if err := p.collect(rows, err, nil); err != nil {
 			return chunk{}, err

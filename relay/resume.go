@@ -167,7 +167,7 @@ func (s *session) readHeld(h *hold) (rows int, more bool, err error) {
 // stream, since it is the one that an index has.
 func (r *reader) stream(ctx context.Context, topic, key string, from place, in snapshot) (_ []row, full bool, err error) {
 	p := page{limit: r.rows, bytes: r.bytes}
-	rows, err := queryBinary(ctx, r.conn, r.sql.stream, r.rows, r.bytes, topic, key, from.epoch, from.seq, from.pos, in.text)
+	rows, err := r.query(ctx, r.sql.stream, r.rows, r.bytes, topic, key, from.epoch, from.seq, from.pos, in.text)
 	if err := p.collect(rows, err, nil); err != nil {
 		return nil, false, err
 	}
