@@ -34,7 +34,7 @@ func (s *session) read() error {
 		timer.Reset(wait)
 		select {
 		case <-timer.C:
-		case <-heard:
+		case <-during(wait, heard):
 			announced = true
 		case <-s.wake:
 		case <-s.soft.Done():

@@ -177,6 +177,19 @@ type pace struct {
 
 const unannouncedMost = 3
 
+// shortWait is how long a wait is at most that no wake-up ends. Under a steady load
+// one look in ten was early by half of it, and found half an event less.
+const shortWait = time.Millisecond
+
+// during gives the wake-ups that end a wait. Those that come in a short one are not
+// lost: the next one that is longer ends with them.
+func during(wait time.Duration, heard chan struct{}) <-chan struct{} {
+	if wait <= shortWait {
+		return nil
+	}
+	return heard
+}
+
 func newPace(cfg Config) *pace {
 	return &pace{least: cfg.PollMin, blind: max(cfg.PollMin, min(cfg.PollBlind, cfg.PollMax)), most: cfg.PollMax, idle: cfg.PollMin}
 }

@@ -163,3 +163,21 @@ func TestTheReaderBacksOffAsFarAsItIsWoken(t *testing.T) {
 		t.Error("blind, it looks more often than PollMin")
 	}
 }
+
+// While events come the next look is a moment away, and a wake-up is for the time
+// when they don't.
+func TestAWakeUpInAShortWaitEndsTheNextLongOne(t *testing.T) {
+	t.Parallel()
+	heard := make(chan struct{}, 1)
+	signal(heard)
+	select {
+	case <-during(Config{}.withDefaults().PollMin, heard):
+		t.Error("a wake-up ends the wait between looks that find events")
+	default:
+	}
+	select {
+	case <-during(2*shortWait, heard):
+	default:
+		t.Error("the wake-up was lost")
+	}
+}
