@@ -191,7 +191,12 @@ func (s *stack) latency(ctx context.Context, a *latencyArm, n int, tm timing, sa
 		return float64((cpuOf(pid) - before).Microseconds()) / (float64(tm.rate) * tm.length.Seconds())
 	}
 	sm.Client, sm.Server, sm.Broker = per(client, pid), per(server, s.postgres.PID()), per(broker, s.kafka.PID())
-	// Idle: after a pause in which everybody backs off as far as they do.
+	// Idle: what the load has left is vacuumed at once, where autovacuum would do it
+	// within its naptime, in the middle of what is measured; and after a pause in which
+	// everybody backs off as far as they do.
+	if _, err := at.pool.Exec(ctx, "vacuum (analyze)"); err != nil {
+		return nil, err
+	}
 	pause(ctx, 2*time.Second)
 	client, server = cpuOf(pid), cpuOf(s.postgres.PID())
 	began := time.Now()
@@ -332,7 +337,7 @@ func (s *latencySample) result() result {
 func (b *bench) latency(ctx context.Context) (*figures, error) {
 	tm := b.size.Latency
 	f := &figures{ID: "latency", Title: "From commit to consumer", Bars: "p50", Curves: &curves{X: "percentile", Y: "from commit to consumer, ms (logarithmic)", Logarithmic: true, Percentiles: true},
-		Text: fmt.Sprintf("%d events a second for %.0f s in an open loop, after %.0f s of the same to warm up. The time begins when an event was due to be committed, so that one that had to wait for its turn counts with the waiting; beside it, from when its commit was acknowledged. PostgreSQL's processor time includes the commits. Idle: relay and PostgreSQL while nothing happens, in percent of a core.", tm.rate, tm.length.Seconds(), tm.warm.Seconds()),
+		Text: fmt.Sprintf("%d events a second for %.0f s in an open loop, after %.0f s of the same to warm up. The time begins when an event was due to be committed, so that one that had to wait for its turn counts with the waiting; beside it, from when its commit was acknowledged. PostgreSQL's processor time includes the commits. Idle: relay and PostgreSQL while nothing happens, in percent of a core, when what the load has left is vacuumed.", tm.rate, tm.length.Seconds(), tm.warm.Seconds()),
 		Columns: []column{{Key: "p50", Title: "p50 ms", Digits: 1}, {Key: "p99", Title: "p99 ms", Digits: 1}, {Key: "max", Title: "max ms", Brief: true}, {Key: "ack50", Title: "from the acknowledgement: p50", Digits: 1, Brief: true}, {Key: "ack99", Title: "p99", Digits: 1, Brief: true},
 			{Key: "client", Title: "relay CPU µs an event", Brief: true}, {Key: "server", Title: "PostgreSQL", Brief: true}, {Key: "broker", Title: "Kafka", Brief: true},
 			{Key: "idle", Title: "idle %: relay", Digits: 1, Brief: true}, {Key: "idleserver", Title: "PostgreSQL", Digits: 1, Brief: true}, {Key: "peak", Title: "peak MiB", Brief: true}}}
