@@ -2,6 +2,10 @@ package relay
 
 import "slices"
 
+// undescribed is the reason of such a fork, which is no refusal: for that a topic
+// must not be retired.
+const undescribed = "the broker had not described it when an instance stopped"
+
 // closeLanes ends what a session sends without leaving gaps. A cursor says how
 // far everything is acknowledged. What was acknowledged, or is on its way,
 // behind a row that is still queued, would be read and published once more by
@@ -40,7 +44,7 @@ func (s *session) closeLanes() {
 	}
 	for _, t := range s.topics {
 		if slices.ContainsFunc(t.queue, func(it item) bool { return it.i < it.page.until }) {
-			s.putAside(t, "the broker had not described it when an instance stopped", "the next one asks")
+			s.putAside(t, undescribed, "the next one asks")
 		}
 	}
 	s.eachLane(func(l *lane) {

@@ -2,8 +2,11 @@ package relay
 
 import (
 	"context"
+	"errors"
 	"slices"
+	"strings"
 	"testing"
+	"time"
 )
 
 // A fork has joined, and what it has read still waits in the lane, in front of
@@ -57,12 +60,20 @@ func TestAStopBeforeATopicIsDescribedHasNothingBehindItPublishedTwice(t *testing
 	p := newProducer(t, pool, "k")
 	p.publish("b", "1")
 	p.publish("a", "1", "2", "3")
-	r := startRelay(t, pool, slow, quick())
+	cfg := quick()
+	cfg.LeaseTTL = time.Minute // who is slow has not lost it
+	r := startRelay(t, pool, slow, cfg)
 	eventually(t, "what stands behind it is published", func() bool { return kafka.distinct("a") == 3 })
 	receive(t, "the other topic's description is asked for", asked)
 	r.end()
+	if forks := query[int](t, pool, "select count(*) from fenceline.relay_fork where topic = 'b'"); forks == 0 {
+		t.Error("what waits has no fork")
+	}
+	if _, err := operator(t, pool).RetireTopic(bg, "b", By{Who: "me"}); !errors.Is(err, ErrNotPossible) || !strings.Contains(err.Error(), "not refused") {
+		t.Errorf("a topic that no broker has refused is retired: %v", err)
+	}
 
-	r = startRelay(t, pool, kafka, quick())
+	r = startRelay(t, pool, kafka, cfg)
 	p.publish("b", "2")
 	p.publish("a", "4")
 	eventually(t, "everything is published", func() bool { return kafka.distinct("a") == 4 && kafka.distinct("b") == 2 })

@@ -187,7 +187,9 @@ func TestDrainPublishesTheOtherPartitionsOfATopicOfWhichOneHasNoLeader(t *testin
 	waits, flows := newProducer(t, pool, keysOf(1, 1)[0]), newProducer(t, pool, keysOf(2, 1)[0])
 	waits.publish("a", "waits")
 	flows.publish("a", "flows") // as what fails alone is set aside
+	var log lines
 	cfg := quick()
+	cfg.LeaseTTL, cfg.Logger = time.Minute, log.logger() // who is slow has not lost it
 	cfg.PartitionGrace = 10 * time.Millisecond
 	r := startRelay(t, pool, kafka, cfg)
 	eventually(t, "the partition is set aside", func() bool {
@@ -211,8 +213,7 @@ func TestDrainPublishesTheOtherPartitionsOfATopicOfWhichOneHasNoLeader(t *testin
 		}
 		return nil
 	})
-	cfg = quick()
-	cfg.Grace = 50 * time.Millisecond
+	cfg.PartitionGrace, cfg.Grace = time.Hour, 50*time.Millisecond
 	d, err := Drain(bg, pool, kafka, cfg)
 	if err != nil || len(d.Refused) != 1 {
 		t.Errorf("%+v, %v; want one refused topic", d, err)
@@ -221,9 +222,9 @@ func TestDrainPublishesTheOtherPartitionsOfATopicOfWhichOneHasNoLeader(t *testin
 		t.Errorf("published: %q", kafka.payloads("a"))
 	}
 	kafka.answer(nil)
-	cfg.Grace = 20 * time.Second
+	cfg.Grace = time.Minute
 	if d, err = Drain(bg, pool, kafka, cfg); err != nil || len(d.Refused) != 0 || !kafka.has("a", "waits, too") {
-		t.Errorf("when the partition is back: %+v, %v", d, err)
+		t.Errorf("when the partition is back: %+v, %v\n%s", d, err, log.String())
 	}
 	firsts(t, kafka.logs["a"])
 }

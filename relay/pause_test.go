@@ -33,6 +33,13 @@ func (l *lines) count(part string) int {
 	return strings.Count(l.text.String(), part)
 }
 
+// String is all of it.
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.String()
+}
+
 func (l *lines) logger() *slog.Logger { return slog.New(slog.NewTextHandler(l, nil)) }
 
 // Nothing is published before it is known whether relays are paused. Whoever may not

@@ -74,6 +74,15 @@ func (o *Operator) Topics(ctx context.Context) ([]TopicInfo, error) {
 // before. A topic that the broker doesn't refuse can't be retired:
 // [*NotPossibleError].
 func (o *Operator) RetireTopic(ctx context.Context, topic string, by By) (isNew bool, err error) {
+	var unasked bool
+	err = o.pool.QueryRow(ctx, schema.Expand(`select coalesce(bool_and(reason = $2), false) from @schema@.relay_fork f
+		where topic = $1 and partition is null and not exists (select from @schema@.relay_topic t where t.topic = $1 and t.retired_at is not null)`, o.name), topic, undescribed).Scan(&unasked)
+	switch {
+	case err != nil:
+		return false, decided("retire a topic", err)
+	case unasked:
+		return false, &NotPossibleError{"topic " + topic + " is not refused by the broker, as far as is known: " + undescribed, "Start a relay: it asks the broker."}
+	}
 	err = write(ctx, o.pool, schema.Expand(`select @schema@.relay_topic_retire($1, $2, nullif($3, ''))`, o.name), []any{topic, by.Who, by.Why}, &isNew)
 	err = decided("retire a topic", err)
 	if errors.Is(err, ErrNotPossible) {
