@@ -17,7 +17,7 @@ var goMutants = []mutants.Mutant{
 		in("reader.go", "xids := c.late(c.s1.xip)", "xids := c.s1.xip[:0]"),
 	}},
 	{Name: "order by transaction", Test: "TestOrderIsByPositionAndNotByTransaction", Edits: []mutants.Edit{
-		in("sql.go", "const columns = `pos, id,", "const columns = `xid::text::bigint * 1000000 + pos as pos, id,"),
+		in("sql.go", "const lightRow = `pos, id,", "const lightRow = `xid::text::bigint * 1000000 + pos as pos, id,"),
 	}},
 	{Name: "no stragglers", Test: "TestAStragglerBelowTheLowBoundIsPublished", Edits: []mutants.Edit{
 		in("reader.go", "xids := c.late(c.s1.xip)", "xids := c.s1.xip[:0]"),
