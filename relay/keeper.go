@@ -53,8 +53,11 @@ func (k *keeper) ours(ctx context.Context) bool {
 	if k.lease != nil && k.lease.Context().Err() == nil {
 		return true
 	}
+	// A stop doesn't cut off an answer: what was acquired must be given back.
+	asked, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
 	var err error
-	k.lease, err = k.fences.Acquire(ctx, RetentionKey, fencing.LeaseConfig{TTL: max(k.cfg.LeaseTTL, 30*time.Second)})
+	k.lease, err = k.fences.Acquire(asked, RetentionKey, fencing.LeaseConfig{TTL: max(k.cfg.LeaseTTL, 30*time.Second)})
 	var held *fencing.HeldError
 	switch {
 	case err == nil:
