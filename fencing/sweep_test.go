@@ -358,6 +358,26 @@ func TestASweeperRunsUntilItIsStoppedAndOutlivesALostConnection(t *testing.T) {
 }
 
 // A dry run changes nothing at all.
+// Nor does it begin a new history where the database may do that by itself, which a
+// sweep does.
+func TestADryRunBeginsNoNewHistory(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	op := w.operator()
+	w.exec("update fenceline.history set timeline = 'FFFFFFFF', on_new = 'bump'") // as if it had been restored
+	dry := soon
+	dry.DryRun = true
+	_, err := op.Sweep(ctx, dry)
+	w.is(err, fencing.ErrHistory)
+	if n := value[int](w, "select count(*) from fenceline.history_change where why = 'bump by itself'"); n != 0 {
+		t.Errorf("a look has begun %d histories", n)
+	}
+	op.sweep(soon)
+	if n := value[int](w, "select count(*) from fenceline.history_change where why = 'bump by itself'"); n != 1 {
+		t.Errorf("a sweep has begun %d histories", n)
+	}
+}
+
 func TestADryRunOnlyReads(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)

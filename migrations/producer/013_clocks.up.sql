@@ -354,3 +354,51 @@ begin
   perform pg_notify('@schema_name@_wake', 'pause');
   return true;
 end $$;
+
+-- As before, but that it begins no new history.
+create or replace function @schema@.sweep_plan(p_retry interval, p_residence interval, p_limit int, p_foreign_relay boolean)
+returns table (goes boolean, what text, reason text, n bigint, more boolean, example text, until timestamptz)
+language plpgsql volatile security definer set search_path = pg_catalog, pg_temp
+  set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
+#variable_conflict use_column
+declare
+  due timestamptz;
+begin
+  perform @schema@._other_history();     -- which a sweep would end, where it may: a look doesn't
+  due := @schema@._sweep_until(p_retry, p_residence, p_limit);
+  return query
+  with past as materialized (
+    select t.at, t.n, t.key, t.epoch, t.token - (t.why <> 'close')::int as token, t.why from @schema@.turn t where t.at < due order by t.at, t.n limit p_limit),
+  ahead as materialized (
+    select t.at, t.n, t.key, t.epoch, t.token - (t.why <> 'close')::int as token, t.why,
+           case when t.at + p_retry > clock_timestamp() then 'retry window' else 'residence' end as reason
+      from @schema@.turn t where t.at >= due order by t.at, t.n limit p_limit),
+  reach as materialized (
+    select distinct on (p.key) p.key, p.epoch, p.token from past p join @schema@.fence f on f.key = p.key
+     where (p.epoch, p.token) < (f.epoch, f.max_issued_token) or f.closed_at is not null order by p.key, p.epoch desc, p.token desc),
+  going as (
+    select r.key from reach p join @schema@.receipt r on r.key = p.key and (r.epoch, r.token) <= (p.epoch, p.token) limit p_limit),
+  waiting as (      -- by the first turn past it, which is the first that lets it go
+    select distinct on (r.key, r.epoch, r.token, r.step) r.key, a.reason, a.at
+      from ahead a join @schema@.receipt r on r.key = a.key and (r.epoch, r.token) <= (a.epoch, a.token)
+      left join reach p on p.key = a.key where p.key is null or (r.epoch, r.token) > (p.epoch, p.token)
+     order by r.key, r.epoch, r.token, r.step, a.at limit p_limit),
+  newest as (       -- those of the newest token: by key, never over all receipts
+    select r.key from @schema@.fence f join @schema@.receipt r on r.key = f.key and r.epoch = f.epoch and r.token = f.max_issued_token where f.closed_at is null limit p_limit),
+  stones as materialized (
+    select x.key, x.at, x.reason as wait, f.end_xid, f.end_pos from (select key, epoch, at, why, null as reason from past union all select key, epoch, at, why, reason from ahead) x
+      join @schema@.fence f on f.key = x.key and f.epoch = x.epoch and f.closed_at is not null where x.why = 'close'),
+  judged as materialized (
+    select s.key, s.at, coalesce(s.wait, case when p_foreign_relay then null else @schema@._unpublished(s.key, s.end_xid, s.end_pos) end) as reason from stones s),
+  lines as (
+    select true as goes, 'receipts' as what, null as reason, g.key, null::timestamptz as at from going g
+    union all select false, 'receipts', w.reason, w.key, w.at from waiting w
+    union all select false, 'receipts', 'newest token', w.key, null from newest w
+    union all select j.reason is null, 'tombstones', j.reason, j.key, j.at from judged j)
+  select l.goes, l.what, l.reason, count(*), count(*) >= p_limit, min(l.key),
+         case when l.reason in ('retry window', 'residence') then min(l.at) + p_retry + p_residence end
+    from lines l group by 1, 2, 3
+  union all select true, 'turns', null, count(*), count(*) >= p_limit, null, null from past
+  union all select false, 'turns', a.reason, count(*), count(*) >= p_limit, null, min(a.at) + p_retry + p_residence from ahead a group by a.reason
+  order by 1 desc, 2, 3;
+end $$;
