@@ -79,7 +79,7 @@ func TestAClockThatIsSetBackWhileACommitWaitsFailsNone(t *testing.T) {
 		"entered": func() (r fencing.Receipt, err error) {
 			tx, err := k.pool.Begin(ctx)
 			w.ok(err)
-			defer tx.Rollback(ctx) //nolint:errcheck // committed by then
+			defer tx.Rollback(ctx) // nothing of it is needed
 			entered, err := k.Enter(ctx, tx, lease.Position(), content("entered", "x"))
 			if err != nil {
 				return r, err

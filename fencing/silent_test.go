@@ -211,7 +211,7 @@ func TestASweepAndAnAdvanceEndWhereTheServerHasVanished(t *testing.T) {
 	ends("advance", w.dsn, func(k *worker, hole *blackhole) error {
 		tx, err := k.pool.Begin(ctx)
 		w.ok(err)
-		defer tx.Rollback(ctx) //nolint:errcheck // it is gone
+		defer tx.Rollback(ctx)
 		hole.open()
 		_, err = k.Advance(ctx, tx, "k", 1)
 		return err
