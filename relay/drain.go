@@ -63,6 +63,7 @@ type drainage struct {
 	upTo    string // the snapshot of its start
 	records atomic.Int64
 	paused  atomic.Bool
+	shares  atomic.Int64 // how often its shards have become others
 }
 
 func (d *drainage) report(l left) Drained {
@@ -73,7 +74,13 @@ func (d *drainage) run(ctx context.Context, publisher Publisher) (Drained, error
 	cfg := d.cfg
 	cfg.CheckpointInterval = min(cfg.CheckpointInterval, 20*time.Millisecond) // it is the cursor that says it is done
 	cfg.Retention = nil
-	published, paused := cfg.Hooks.Published, cfg.Hooks.Paused
+	published, paused, shards := cfg.Hooks.Published, cfg.Hooks.Paused, cfg.Hooks.Shards
+	cfg.Hooks.Shards = func(list []int) {
+		d.shares.Add(1)
+		if shards != nil {
+			shards(list)
+		}
+	}
 	cfg.Hooks.Published = func(topic string, partition, records, bytes int, age time.Duration) {
 		d.records.Add(int64(records))
 		if published != nil {
@@ -108,6 +115,10 @@ func (d *drainage) wait(ctx context.Context, ended chan error) (l left, err erro
 	defer timer.Stop()
 	var stuck time.Time // since when only refused topics are left, and don't move
 	var before string
+	// Nothing of them can move before their shards are somebody's: those of an
+	// instance that has died, the last drain perhaps, are nobody's for a lease time.
+	var shares int64
+	started := time.Now()
 	for {
 		select {
 		case <-ctx.Done():
@@ -126,8 +137,10 @@ func (d *drainage) wait(ctx context.Context, ended chan error) (l left, err erro
 		switch {
 		case l.nothing() && len(l.refused) == 0:
 			return l, nil
-		case !l.nothing() || l.forks != before:
-			before, stuck = l.forks, time.Now()
+		case !l.nothing() || l.forks != before || d.shares.Load() != shares:
+			before, shares, stuck = l.forks, d.shares.Load(), time.Now()
+		case shares == 0 && time.Since(started) < d.cfg.LeaseTTL:
+			stuck = time.Now()
 		case time.Since(stuck) >= d.cfg.Grace:
 			return l, nil
 		}

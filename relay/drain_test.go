@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/fenceline/fenceline/outbox"
 )
 
 func TestDrainPublishesWhatIsCommittedAndReturns(t *testing.T) {
@@ -59,7 +61,7 @@ func TestDrainLeavesWhatTheBrokerRefusesAndSaysSo(t *testing.T) {
 		t.Errorf("published: %v", kafka.payloads("a"))
 	}
 	kafka.create("missing", 1)
-	cfg.Grace = 20 * time.Second
+	cfg.Grace = time.Minute
 	if d, err = Drain(bg, pool, kafka, cfg); err != nil || len(d.Refused) != 0 || !kafka.has("missing", "x") {
 		t.Errorf("once the topic is there: %+v, %v", d, err)
 	}
@@ -227,4 +229,29 @@ func TestDrainPublishesTheOtherPartitionsOfATopicOfWhichOneHasNoLeader(t *testin
 		t.Errorf("when the partition is back: %+v, %v\n%s", d, err, log.String())
 	}
 	firsts(t, kafka.logs["a"])
+}
+
+// The grace time of a refused topic begins when somebody can ask the broker for it.
+func TestDrainGivesARefusedTopicItsTimeThoughItsShardsAreStillADeadInstances(t *testing.T) {
+	t.Parallel()
+	pool, kafka := fresh(t)
+	newProducer(t, pool, "k").publish("missing", "x")
+	cfg := quick()
+	cfg.Grace = 50 * time.Millisecond
+	if d, err := Drain(bg, pool, kafka, cfg); err != nil || len(d.Refused) != 1 {
+		t.Fatalf("%+v, %v", d, err)
+	}
+	for n := range outbox.Shards {
+		seize(t, pool, n, 2*time.Second)
+	}
+	var asked atomic.Bool
+	cfg.LeaseTTL = time.Minute
+	cfg.Hooks.Shards = func(shards []int) { asked.Store(asked.Load() || len(shards) > 0) }
+	d, err := Drain(bg, pool, kafka, cfg)
+	if err != nil || len(d.Refused) != 1 {
+		t.Errorf("%+v, %v", d, err)
+	}
+	if !asked.Load() {
+		t.Error("it has ended before it had a shard, and says of the topic that it is refused")
+	}
 }
