@@ -123,30 +123,43 @@ func pinned(ctx context.Context, conn, other *pgx.Conn) (uint32, error) {
 	// UTF8 or reads backslashes in strings: both may be set for a login or by a
 	// cluster that was made without a locale, and nothing here minds them.
 	const ask, plain = "select pg_backend_pid()", pgx.QueryExecModeExec
-	var before, after uint32
+	var before uint32
 	if err := conn.QueryRow(ctx, ask, plain).Scan(&before); err != nil {
 		return 0, fmt.Errorf("relay: check the connection: %w", err)
 	}
 	if before == conn.PgConn().PID() {
 		return before, nil
 	}
+	// Which of the backends that it has idle a pooler gives is a matter of moments.
+	for range 5 {
+		if err := stays(ctx, conn, other, before); err != nil {
+			return 0, err
+		}
+	}
+	return before, nil
+}
+
+// stays is one try: conn is still with backend before while other has a transaction.
+func stays(ctx context.Context, conn, other *pgx.Conn, before uint32) error {
+	const ask, plain = "select pg_backend_pid()", pgx.QueryExecModeExec
+	var after uint32
 	tx, err := other.Begin(ctx)
 	if err != nil {
-		return 0, fmt.Errorf("relay: check the connection: %w", err)
+		return fmt.Errorf("relay: check the connection: %w", err)
 	}
 	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }()
 	if _, err := tx.Exec(ctx, ask, plain); err != nil {
-		return 0, fmt.Errorf("relay: check the connection: %w", err)
+		return fmt.Errorf("relay: check the connection: %w", err)
 	}
 	soon, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
 	switch err := conn.QueryRow(soon, ask, plain).Scan(&after); {
 	case err != nil && errors.Is(soon.Err(), context.DeadlineExceeded):
-		return 0, &PoolerError{Reason: "a second session gets no backend while the first one has a transaction open"}
+		return &PoolerError{Reason: "a second session gets no backend while the first one has a transaction open"}
 	case err != nil:
-		return 0, fmt.Errorf("relay: check the connection: %w", err)
+		return fmt.Errorf("relay: check the connection: %w", err)
 	case before != after:
-		return 0, &PoolerError{Reason: fmt.Sprintf("one session ran on backend %d and then on backend %d", before, after)}
+		return &PoolerError{Reason: fmt.Sprintf("one session ran on backend %d and then on backend %d", before, after)}
 	}
-	return before, nil
+	return nil
 }
