@@ -3,6 +3,7 @@ package relay
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/fenceline/fenceline/internal/pgmigrated"
@@ -110,5 +111,21 @@ func TestARowThatComesBehindThePageIsNotPassedOver(t *testing.T) {
 		if !slices.Equal(got, want) || !pg.full() {
 			t.Errorf("by %s: a page of %v, full: %t; want %v, and more to come", order, got, pg.full(), want)
 		}
+	}
+}
+
+// Nor one that is left out for its size.
+func TestALargeRowThatComesLateIsNotPassedOver(t *testing.T) {
+	t.Parallel()
+	pool := pgmigrated.Pool(t)
+	newProducer(t, pool, "k").publish("a", "1", strings.Repeat("x", 2000), "3", "4")
+	r := testReader(t, pool, 2, 1<<20)
+	pg := page{limit: 5, bytes: 1 << 20, small: 1000}
+	rows, err := r.query(bg, "select * from ("+newStatements("fenceline").light+") x order by pos = 2, pos", 10, 1000, []string{}, false, int64(-1), "3:3:", "1000000:1000000:", 0, 10)
+	if err := pg.collect(rows, err, nil); err != nil {
+		t.Fatal(err)
+	}
+	if len(pg.rows) != 0 || !pg.full() {
+		t.Errorf("a page of %d rows, full: %t; want none, and more to come", len(pg.rows), pg.full())
 	}
 }

@@ -174,6 +174,7 @@ const leftSQL = `
 select exists (
     select from @schema@.relay_held h where h.state <> 'held' and not exists (select from @schema@.relay_fork f where f.topic = h.topic)
       or exists (select from @schema@.relay_topic t where t.topic = h.topic and t.retired_at is not null))
+  or exists (select from @schema@.relay_fork c where ` + unasked + ` and ` + forkLeft + `)
   or exists (
     select from @schema@._relay_cursor c cross join lateral (
       (select 1 from pg_snapshot_xip(c.s1) x cross join lateral (
@@ -181,13 +182,19 @@ select exists (
       union all
       (select 1 from @schema@.outbox o where o.pos > coalesce(c.low, 0) and o.shard = any (c.shards)
          and not coalesce(pg_visible_in_snapshot(o.xid, c.s1), false) and ` + leftRow + ` and ` + noFork + ` order by o.pos limit 1)) r),
-  coalesce((select array_agg(distinct c.topic) from @schema@.relay_fork c where exists (
-    select from @schema@.outbox o where o.topic = c.topic and not pg_visible_in_snapshot(o.xid, c.s1) and ` + leftRow + `)), '{}'),
+  coalesce((select array_agg(distinct c.topic) from @schema@.relay_fork c where not (` + unasked + `) and ` + forkLeft + `), '{}'),
   coalesce((select string_agg(f.topic || f.s1 || ' ' || f.last_pos, ',' order by f.topic, f.last_pos, f.s1::text) from @schema@.relay_fork f), ''),
   (select count(*) from @schema@.relay_held)`
 
 const leftRow = `pg_visible_in_snapshot(o.xid, $1::text::pg_snapshot) and not coalesce(o.pos <= c.last_pos and pg_visible_in_snapshot(o.xid, c.s2), false)
   and not exists (select from @schema@.relay_held h where h.topic = o.topic and h.key = o.key and o.pos >= h.pos)`
+
+const forkLeft = `exists (
+    select from @schema@.outbox o where o.topic = c.topic and not pg_visible_in_snapshot(o.xid, c.s1) and ` + leftRow + `)`
+
+// unasked is of a fork that waits for the broker to describe its topic, which has
+// refused nothing: it may be away, and then it is waited for.
+const unasked = `c.partition is null and coalesce(c.reason, '') = '` + undescribed + `'`
 
 const noFork = `not exists (select from @schema@.relay_fork f where f.topic = o.topic and f.partition is null and o.shard = any (f.shards))`
 

@@ -150,6 +150,10 @@ func (s *session) putAside(t *topic, reason, detail string) (news bool) {
 		}
 		if f.partition < 0 {
 			taken |= f.flow.shards
+			if reason == undescribed && !f.joined {
+				f.rewind() // what is known of it already says more
+				continue
+			}
 			news = news || f.reason != reason || f.joined
 			f.dirty = f.dirty || f.reason != reason || f.joined
 			f.reason, f.detail = reason, detail

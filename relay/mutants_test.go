@@ -35,8 +35,8 @@ var goMutants = []mutants.Mutant{
 		in("cursor.go", "	return xids[:n]\n", "	return xids[n:]\n"),
 	}},
 	{Name: "a low bound that is older than its snapshot", Test: "TestWhoeverIsYoungerThanThePairGetsAPositionAboveItsL", Edits: []mutants.Edit{
-		in("../migrations/producer/007_shards.up.sql", "  pair_xid := pg_current_xact_id();\n", ""),
-		in("../migrations/producer/007_shards.up.sql", "  perform @schema@._same_history();\n  mine :=", "  perform @schema@._same_history();\n  pair_low := pg_sequence_last_value('@schema_name@.outbox_pos');\n  pair_xid := (pg_snapshot_xmin(pg_current_snapshot())::text::bigint - 5)::text::xid8;\n  mine :="),
+		in("../migrations/producer/013_clocks.up.sql", "  pair_xid := pg_current_xact_id();\n", ""),
+		in("../migrations/producer/013_clocks.up.sql", "  perform @schema@._same_history();\n  mine :=", "  perform @schema@._same_history();\n  pair_low := pg_sequence_last_value('@schema_name@.outbox_pos');\n  pair_xid := (pg_snapshot_xmin(pg_current_snapshot())::text::bigint - 5)::text::xid8;\n  mine :="),
 	}},
 	{Name: "the reader's pair in the other order", Test: "TestWhoeverIsYoungerThanTheReadersPairGetsAPositionAboveItsL", Edits: []mutants.Edit{
 		in("sql.go", "	\"select coalesce(pg_sequence_last_value('@schema_name@.outbox_pos'), 0)\",\n	\"select pg_current_xact_id()::text::bigint\",\n", "	\"select pg_current_xact_id()::text::bigint\",\n	\"select coalesce(pg_sequence_last_value('@schema_name@.outbox_pos'), 0)\",\n"),

@@ -160,6 +160,9 @@ func (p *page) scan(f *fields) error {
 	if p.small != 0 {
 		if out := f.next(); len(out) == 1 && out[0] != 0 {
 			p.short = true
+			if r.Pos < p.last { // see collect
+				p.rows, p.total = nil, 0
+			}
 			return nil
 		}
 	}
