@@ -46,8 +46,9 @@ func (b *Batch) SetResult(result []byte) error { return b.q.SetResult(result) }
 // sending it on Config.CommitTimeout takes the deadline's place, from when the one
 // before is answered; a wait for the fence is part of that. A connection that is
 // lost leaves the outcome of both unknown. Where the pool's connections don't keep
-// prepared statements (default_query_exec_mode), or a tracer is to be told of each
-// batch, one waits for the other's answer. Answers are Commit's.
+// prepared statements (default_query_exec_mode), a tracer is to be told of each
+// batch, or hooks of the pool prepare a connection for whom it is taken, each takes
+// a connection for itself, two of a key at a time. Answers are Commit's.
 func (f *Fences) CommitBatch(ctx context.Context, pos Position, content Content, build func(b *Batch) error) (Receipt, error) {
 	if err := f.notInside(ctx, "commit of", pos.Key); err != nil {
 		return Receipt{}, err
@@ -63,14 +64,6 @@ func (f *Fences) CommitBatch(ctx context.Context, pos Position, content Content,
 		receipt, err = f.inTurn(ctx, m)
 	}
 	return f.followed(ctx, m.gate, receipt, err)
-}
-
-// inTurn commits a member by itself, when it is its key's turn.
-func (f *Fences) inTurn(ctx context.Context, m *member) (Receipt, error) {
-	m.single = nil // it has been told
-	q, leave := f.turns.line(f, m.gate.Position.Key)
-	defer leave() // also behind a panic, of an argument's own encoder
-	return q.commit(ctx, m)
 }
 
 // member is one commit of the batch shape: alone in its transaction, or with
@@ -143,6 +136,8 @@ type packet struct {
 	statements []statement // without COMMIT
 	first      []int       // of each member's queued statements, and where the last one's end
 	along      int         // which statement of the one member goes with the gate; -1 for none
+	texts      []string    // the statements as they were sent through a pipe
+	behind     bool        // another one, on the same connection
 	unsent     bool        // nothing of it has left
 }
 

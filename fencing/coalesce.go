@@ -62,9 +62,6 @@ func newLine(f *Fences, width, most int, send func(ctx context.Context, conn *pg
 func (f *Fences) ownLine(most int) *line {
 	q := newLine(f, 1, most, f.commitMembers)
 	q.piped = f.piped
-	if !q.piped && most == 1 {
-		q.width = unpiped
-	}
 	return q
 }
 
@@ -98,7 +95,11 @@ func (q *line) commit(ctx context.Context, m *member) (Receipt, error) {
 		case b := <-m.baton:
 			m.play(b)
 		case <-over:
-			if q.leave(m) {
+			connecting, left := q.leave(m)
+			switch {
+			case connecting:
+				return Receipt{}, m.connectError(q.f.taken(context.Cause(ctx)))
+			case left:
 				return Receipt{}, m.waitError(context.Cause(ctx))
 			}
 			over = nil // sent: CommitTimeout bounds it, or the callback has been told
@@ -106,12 +107,17 @@ func (q *line) commit(ctx context.Context, m *member) (Receipt, error) {
 	}
 }
 
-func (q *line) leave(m *member) bool {
+// leave takes a member out of the line, if it is in it; connecting: nobody was before
+// it, and what it waited for was a connection.
+func (q *line) leave(m *member) (connecting, left bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	i := slices.Index(q.waiting, m)
 	if i < 0 {
-		return false
+		return false, false
+	}
+	for l := range q.lanes {
+		connecting = connecting || l.empty != nil && q.inside == 0
 	}
 	q.waiting = slices.Delete(q.waiting, i, i+1)
 	if len(q.waiting) == 0 {
@@ -121,7 +127,7 @@ func (q *line) leave(m *member) bool {
 			}
 		}
 	}
-	return true
+	return connecting, true
 }
 
 // start has another lane run, if there may be one. Called with mu held.
@@ -185,7 +191,21 @@ func (q *line) landed(l *lane, members, again []*member) {
 	for _, m := range members {
 		delete(q.aloft, m.gate.Position.Key)
 	}
-	again = slices.DeleteFunc(again, func(m *member) bool {
+	q.again(again)
+}
+
+// back puts members that were taken out of the line back in front of it.
+func (q *line) back(members []*member) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.inside -= len(members)
+	q.again(members)
+}
+
+// again puts members in front of the line, but those that can't go on in it. Called
+// with mu held.
+func (q *line) again(again []*member) {
+	again = slices.DeleteFunc(slices.Clone(again), func(m *member) bool {
 		switch {
 		case m.ctx.Err() != nil: // while it was in the transaction, when it could not leave
 			m.answer(Receipt{}, m.waitError(context.Cause(m.ctx)))

@@ -2,6 +2,7 @@ package fencing
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"time"
 
@@ -118,10 +119,15 @@ func (q *line) stream(ctx context.Context, l *lane, conn *pgxpool.Conn, members 
 			if !p.busy() {
 				l.since = time.Now()
 			}
-			if !p.send(q.f.pack(next)) {
-				break
+			if p.send(q.f.pack(next)) {
+				next, answered = nil, false
+				continue
 			}
-			next, answered = nil, false
+			if p.busy() { // they wait in line, which they can leave
+				q.back(next)
+				next = nil
+			}
+			break
 		}
 		if !p.busy() {
 			break
@@ -131,13 +137,18 @@ func (q *line) stream(ctx context.Context, l *lane, conn *pgxpool.Conn, members 
 	returned = true
 	switch {
 	case next == nil:
-		return true
-	case p.broken: // they wait for another connection
+	case p.broken: // they go on another connection
 		q.landed(l, next, next)
-		return true
+	case p.conn.IsClosed(): // while a statement was prepared
+		for _, m := range next {
+			m.answer(Receipt{}, m.connectError(p.closed()))
+		}
+		q.landed(l, next, nil)
+	default:
+		p.close()
+		return q.fly(ctx, l, conn, next)
 	}
-	p.close()
-	return q.fly(ctx, l, conn, next)
+	return true
 }
 
 // follow takes those who go behind what is under way: as many as a transaction can
@@ -162,29 +173,42 @@ func (q *line) follow(l *lane, answered bool) []*member {
 // When it has failed, so have those sent behind it, and all go again in the order
 // in which they came.
 func (q *line) land(l *lane, p *pipe) {
-	pk, o := p.receive()
+	pk, returned := p.flying[0], false
+	defer func() {
+		if returned {
+			return
+		}
+		panicked := recover() // of Config.Wake, or of a hook of the connection's
+		if p.busy() && p.flying[0] == pk {
+			p.give(fmt.Errorf("a hook of the connection's has panicked: %v", panicked))
+		}
+		p.broken = true
+		q.fell(l, pk.members, panicked)
+		for p.busy() {
+			q.land(l, p)
+		}
+	}()
+	o := p.receive()
+	again := pk.members
 	switch {
-	case o.fate == refused && o.at == 0 && code(o.err) == "25P02":
-		defer q.landed(l, pk.members, pk.members)
-	case o.fate == refused && slices.Contains([]string{"26000", "0A000"}, code(o.err)):
-		// What was prepared is not there any more, or not good any more. So says a
-		// pooler, or a standby, as well: the second time, pgx is asked.
-		plansOf(p.conn.PgConn()).forget()
+	case o.fate == refused && o.at == 0 && pk.behind && code(o.err) == "25P02":
+	case o.fate == refused && p.outdated(pk, o):
+		// So says a pooler, or a standby, as well: the second time, pgx is asked.
 		for _, m := range pk.members {
 			m.alone, m.replanned = m.replanned, true
 		}
-		defer q.landed(l, pk.members, pk.members)
 	default:
-		again := settle(pk.members, o, q.f.unpack(pk, o))
-		defer func() { q.landed(l, pk.members, again) }()
+		again = settle(pk.members, o, q.f.unpack(pk, o))
 	}
+	defer func() { q.landed(l, pk.members, again) }() // behind those that follow, and so in front of them in line
+	returned = true
 	for p.broken && p.busy() {
 		q.land(l, p)
 	}
 }
 
-// fell is landed for members whose arguments have panicked, or ended the lane's
-// goroutine: then another one takes its place.
+// fell is landed for members for whom something of the caller's has panicked, or
+// ended the lane's goroutine: then another one takes its place.
 func (q *line) fell(l *lane, members []*member, p any) (more bool) {
 	if p == nil {
 		p = errGone

@@ -22,16 +22,22 @@ import (
 // Each is a transaction of its own, with its gate, its flush and its answer.
 // When one of them fails, its session is in a failed transaction (25P02), and
 // refuses the BEGIN of the one behind: nothing of that has happened, and it goes
-// again. When the connection is lost, all that was sent has an unknown outcome:
-// a server executes what it has received.
+// again. When the connection is lost, all that was sent and not answered has an
+// unknown outcome: a server executes what it has received.
 const (
 	// ahead is how many transactions of a lane are under way at most. The second
 	// fills the time between two; a third has nothing to fill, and one more unknown
 	// outcome when the connection is lost.
 	ahead = 2
 	// pipeMost is how many transactions follow each other before the connection goes
-	// back to the pool: in a small one, others wait for it.
+	// back to the pool, and pipeTime after what time none is sent any more: in a small
+	// pool others wait for it, the renewal of leases too.
 	pipeMost = 32
+	pipeTime = 50 * time.Millisecond
+	// behindMost is how large what is sent behind another transaction may be, in bytes.
+	// Writing more can wait for the server to read, which reads nothing before the
+	// other one is done, whose answer nobody reads meanwhile.
+	behindMost = 64 << 10
 	// preparedMost bounds the statements that a connection keeps for its pipes, and
 	// textsMost how many different ones a transaction may have to go through one.
 	preparedMost = 256
@@ -41,10 +47,16 @@ const (
 // pipes says whether transactions can be pipelined on the pool's connections.
 // pgx's own batches wait for their answers, so a pipe prepares and encodes by
 // itself; where pgx is configured to do otherwise (a pooler that can't carry
-// prepared statements, a tracer that is to be told of each batch), it does.
+// prepared statements, a tracer that is to be told of each batch), it does. And
+// hooks of the pool may make a connection ready for the one whose context it is
+// taken with, or clean it behind him: then each commit takes one for itself.
 func pipes(pool *pgxpool.Pool) bool {
-	cfg := pool.Config().ConnConfig
-	return cfg.DefaultQueryExecMode == pgx.QueryExecModeCacheStatement && cfg.StatementCacheCapacity > 0 && cfg.Tracer == nil
+	cfg := pool.Config()
+	if cfg.PrepareConn != nil || cfg.BeforeAcquire != nil || cfg.AfterRelease != nil { //nolint:staticcheck // somebody may have set the deprecated one
+		return false
+	}
+	c := cfg.ConnConfig
+	return c.DefaultQueryExecMode == pgx.QueryExecModeCacheStatement && c.StatementCacheCapacity > 0 && c.Tracer == nil
 }
 
 // pipe is a connection on which transactions follow each other. It is used by one
@@ -53,6 +65,7 @@ type pipe struct {
 	f    *Fences
 	conn *pgx.Conn
 
+	began  time.Time
 	line   *pgconn.Pipeline // nil while nothing was sent
 	ctx    context.Context
 	cancel context.CancelCauseFunc
@@ -62,12 +75,13 @@ type pipe struct {
 	sent   int       // how many in all
 	broken bool      // one was not committed: nothing may be sent behind it
 	lost   error     // no answer is read any more
+	why    error     // a statement could not be prepared, perhaps since the connection was lost
 	args   []pgx.ExtendedQueryBuilder
 }
 
 // newPipe makes a pipe, to be closed by the caller.
 func newPipe(ctx context.Context, f *Fences, conn *pgx.Conn) *pipe {
-	p := &pipe{f: f, conn: conn}
+	p := &pipe{f: f, conn: conn, began: time.Now()}
 	p.ctx, p.cancel = context.WithCancelCause(context.WithoutCancel(ctx)) // of ctx only the values are used, as in send
 	return p
 }
@@ -75,7 +89,9 @@ func newPipe(ctx context.Context, f *Fences, conn *pgx.Conn) *pipe {
 func (p *pipe) busy() bool { return len(p.flying) > 0 }
 
 // full says that nothing more is to be sent before an answer is here.
-func (p *pipe) full() bool { return len(p.flying) >= ahead || p.sent >= pipeMost || p.broken }
+func (p *pipe) full() bool {
+	return len(p.flying) >= ahead || p.sent >= pipeMost || p.sent > 0 && time.Since(p.began) > pipeTime || p.broken
+}
 
 // send sends a transaction behind what is under way. If it does not, nothing of
 // it was sent: it needs something of the connection first (then it goes when
@@ -83,7 +99,7 @@ func (p *pipe) full() bool { return len(p.flying) >= ahead || p.sent >= pipeMost
 // before anything is sent, so that what goes wrong with one transaction's
 // arguments, a panic too, harms none that is under way.
 func (p *pipe) send(pk *packet) bool {
-	if p.broken || p.conn.IsClosed() {
+	if p.broken || p.lost != nil || p.ctx.Err() != nil || p.conn.IsClosed() {
 		return false
 	}
 	texts, args, ok := p.texts(pk)
@@ -97,11 +113,19 @@ func (p *pipe) send(pk *packet) bool {
 	if n := len(texts); len(p.args) < n {
 		p.args = make([]pgx.ExtendedQueryBuilder, n)
 	}
+	size := 0
 	for i, plan := range plans {
 		if err := p.args[i].Build(p.conn.TypeMap(), plan, args[i]); err != nil {
 			return false
 		}
+		for _, v := range p.args[i].ParamValues {
+			size += len(v)
+		}
 	}
+	if p.busy() && size > behindMost {
+		return false
+	}
+	pk.texts, pk.behind = texts, p.sent > 0
 	switch {
 	case p.line == nil:
 		p.clock = time.AfterFunc(p.f.cfg.CommitTimeout, func() { p.cancel(context.DeadlineExceeded) })
@@ -142,12 +166,12 @@ func (p *pipe) texts(pk *packet) (texts []string, args [][]any, ok bool) {
 }
 
 // receive reads the answers of the transaction in front.
-func (p *pipe) receive() (*packet, outcome) {
+func (p *pipe) receive() outcome {
 	pk := p.flying[0]
-	p.flying = p.flying[1:]
 	forgetNotice(p.conn.PgConn())
 	r := reading{ender: -1}
 	err := p.read(pk, &r)
+	p.flying = p.flying[1:]
 	if p.ctx.Err() != nil && err != nil && !answeredByServer(err) {
 		err = fmt.Errorf("no answer within %v: %w", p.f.cfg.CommitTimeout, context.Cause(p.ctx))
 	}
@@ -160,7 +184,21 @@ func (p *pipe) receive() (*packet, outcome) {
 		p.broken = true
 	}
 	p.f.announce(o, pk.statements)
-	return pk, o
+	return o
+}
+
+// give gives up what is in front, not read to its end, and reads no further.
+func (p *pipe) give(why error) {
+	p.flying = p.flying[1:]
+	p.lost = why
+}
+
+// closed says why the connection was closed with nothing under way.
+func (p *pipe) closed() error {
+	if p.why != nil {
+		return p.why
+	}
+	return errors.New("the connection was closed")
 }
 
 // read reads up to the synchronization point. Its error is the first one.
@@ -188,7 +226,9 @@ func (p *pipe) read(pk *packet, r *reading) (first error) {
 			first = err
 		}
 		if p.conn.IsClosed() || !p.answered(err) {
-			p.lost = first
+			// Without the error itself, which says of this transaction what it says: the
+			// server may have gone on with the next one.
+			p.lost = errors.New("the connection was lost with the transaction before it: " + first.Error())
 			return first
 		}
 	}

@@ -25,9 +25,14 @@ type plans struct {
 }
 
 type plan struct {
-	*pgconn.StatementDescription     // nil: the server refuses it, and pgx is to ask again each time
-	used                         int // the last turn
+	*pgconn.StatementDescription      // nil: the server refuses it, and pgx is to ask instead
+	used                         int  // the last turn
+	stale                        bool // to be prepared anew
 }
+
+// refusedFor is for how many turns a text that the server has refused isn't prepared:
+// its table may be there then, or the lock on it gone.
+const refusedFor = 64
 
 func plansOf(conn *pgconn.PgConn) *plans {
 	all, ok := conn.CustomData()[plansKey].(*plans)
@@ -38,9 +43,28 @@ func plansOf(conn *pgconn.PgConn) *plans {
 	return all
 }
 
-// forget has everything prepared anew: a statement is not there any more (26000,
-// somebody has discarded it), or the tables have changed under it (0A000).
-func (a *plans) forget() { clear(a.byText) }
+// outdated has statements prepared anew, behind a transaction that was refused: all
+// that are kept where one is not there any more (26000, somebody has discarded it)
+// or does not go with its tables and types any more, which PostgreSQL tells in many
+// ways: the parameters' types are those of the time at which it was prepared. Then
+// the transaction may go again. Of any other error only the statement that has
+// failed is prepared anew, since the next one might.
+func (p *pipe) outdated(pk *packet, o outcome) (again bool) {
+	all := plansOf(p.conn.PgConn())
+	switch code(o.err) {
+	case "26000", "0A000", "42804", "42883", "42704", "XX000":
+		for _, known := range all.byText {
+			known.stale = true
+		}
+		return true
+	}
+	if o.at > gateAt && o.at < len(pk.texts) {
+		if known := all.byText[pk.texts[o.at]]; known != nil {
+			known.stale = true
+		}
+	}
+	return false
+}
 
 // plans are the prepared statements of texts; false while one of them is not.
 // What is not there yet is prepared when nothing is under way.
@@ -51,7 +75,7 @@ func (p *pipe) plans(texts []string) ([]*pgconn.StatementDescription, bool) {
 	out := make([]*pgconn.StatementDescription, len(texts))
 	for i, text := range texts {
 		switch known := all.byText[text]; {
-		case known == nil:
+		case known == nil, known.stale, known.StatementDescription == nil && all.turn-known.used > refusedFor:
 			if !slices.Contains(missing, text) {
 				missing = append(missing, text)
 			}
@@ -90,7 +114,7 @@ func (p *pipe) prepare(all *plans, texts []string) bool {
 		delete(all.byText, text)
 	}
 	for _, text := range texts {
-		line.SendDeallocate(planName(text)) // which may be there still, after forget
+		line.SendDeallocate(planName(text)) // which may be there, and stale
 		line.SendPrepare(planName(text), text, nil)
 	}
 	err := line.Sync()
@@ -100,7 +124,7 @@ func (p *pipe) prepare(all *plans, texts []string) bool {
 		case *pgconn.StatementDescription:
 			// The answer names nothing; they come in the order of asking.
 			results.Name, results.SQL = planName(texts[0]), texts[0]
-			all.byText[texts[0]] = &plan{results, all.turn}
+			all.byText[texts[0]] = &plan{StatementDescription: results, used: all.turn}
 			texts = texts[1:]
 		case *pgconn.CloseComplete:
 		default:
@@ -112,7 +136,11 @@ func (p *pipe) prepare(all *plans, texts []string) bool {
 	if pg, ok := errors.AsType[*pgconn.PgError](err); ok && !fatal(pg) { // of this text; those behind it were not looked at
 		all.byText[texts[0]] = &plan{used: all.turn}
 	}
-	return line.Close() == nil && err == nil
+	if closed := line.Close(); err == nil {
+		err = closed
+	}
+	p.why = err
+	return err == nil
 }
 
 // planName is the same in all processes: a pooler that does not know of prepared

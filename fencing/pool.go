@@ -33,10 +33,16 @@ func (f *Fences) connection(ctx context.Context) (*pgxpool.Conn, error) {
 	if err == nil || ctx.Err() == nil {
 		return conn, err
 	}
+	return nil, f.taken(err)
+}
+
+// taken is the error of a wait for a connection that was in vain, with the reason
+// where it is the pool's size.
+func (f *Fences) taken(err error) error {
 	if s := f.pool.Stat(); s.AcquiredConns() >= s.MaxConns() {
-		return nil, fmt.Errorf("all %d connections of the pool are taken: raise pool_max_conns in its DSN, or hold none while waiting for another: %w", s.MaxConns(), err)
+		return fmt.Errorf("all %d connections of the pool are taken: raise pool_max_conns in its DSN, or hold none while waiting for another: %w", s.MaxConns(), err)
 	}
-	return nil, err
+	return err
 }
 
 // distrust closes what is idle in the pool, after a connection has answered nothing:
