@@ -3,10 +3,12 @@ package fencing_test
 import (
 	"context"
 	"errors"
+	"flag"
 	"io"
 	"log/slog"
 	"os"
 	"runtime"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -23,7 +25,19 @@ import (
 	"github.com/fenceline/fenceline/outbox"
 )
 
-func TestMain(m *testing.M) { os.Exit(pgtest.Main(m)) }
+// Most of these tests wait for something most of the time: for a timeout, or for a
+// session to be seen waiting. So more of them run at a time than there are processors.
+const atATime = 5
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	told := false
+	flag.Visit(func(f *flag.Flag) { told = told || f.Name == "test.parallel" })
+	if n := flag.Lookup("test.parallel"); !told && runtime.GOMAXPROCS(0) < atATime {
+		_ = n.Value.Set(strconv.Itoa(atATime))
+	}
+	os.Exit(pgtest.Main(m))
+}
 
 var ctx = context.Background()
 
