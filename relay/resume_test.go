@@ -400,6 +400,8 @@ func TestNothingFallsBetweenAHeldStreamAndTheMainFlow(t *testing.T) {
 	r := startRelay(t, pool, kafka, cfg)
 	const keys = 4
 	stop, written := make(chan struct{}), make(chan int64, keys)
+	var appended atomic.Int64
+	behind := func() bool { return appended.Load()-int64(kafka.distinct("a")) > 5000 }
 	for i := range keys {
 		p := newProducer(t, pool, fmt.Sprint("k", i))
 		go func() {
@@ -411,9 +413,13 @@ func TestNothingFallsBetweenAHeldStreamAndTheMainFlow(t *testing.T) {
 					return
 				default:
 				}
+				time.Sleep(2 * time.Millisecond) // not a matter of order: the relay has to be the faster one
+				if n%200 == 0 && behind() {      // which on a busy machine it isn't
+					continue
+				}
 				w.enter().append("a", "x", "y").again()
 				n += 2
-				time.Sleep(2 * time.Millisecond) // not a matter of order: the relay has to be the faster one
+				appended.Add(2)
 			}
 		}()
 	}
