@@ -39,7 +39,8 @@ const (
 	// other one is done, whose answer nobody reads meanwhile.
 	behindMost = 64 << 10
 	// preparedMost bounds the statements that a connection keeps for its pipes, and
-	// textsMost how many different ones a transaction may have to go through one.
+	// textsMost how many different ones a transaction may have for which some are to be
+	// prepared: none of its own must have to go for another.
 	preparedMost = 256
 	textsMost    = preparedMost / 2
 )
@@ -146,7 +147,6 @@ func (p *pipe) send(pk *packet) bool {
 
 // texts are the statements as pgx would send them, with BEGIN and COMMIT.
 func (p *pipe) texts(pk *packet) (texts []string, args [][]any, ok bool) {
-	distinct := map[string]struct{}{}
 	for _, s := range pk.statements {
 		sql, arg := s.sql, s.args
 		for len(arg) > 0 {
@@ -159,10 +159,9 @@ func (p *pipe) texts(pk *packet) (texts []string, args [][]any, ok bool) {
 				return nil, nil, false
 			}
 		}
-		distinct[sql] = struct{}{}
 		texts, args = append(texts, sql), append(args, arg)
 	}
-	return append(texts, p.f.sql.commit), append(args, nil), len(distinct) < textsMost
+	return append(texts, p.f.sql.commit), append(args, nil), true
 }
 
 // receive reads the answers of the transaction in front.
@@ -198,8 +197,11 @@ func (p *pipe) closed() error {
 	if p.why != nil {
 		return p.why
 	}
-	return errors.New("the connection was closed")
+	return errClosed
 }
+
+// errClosed: the server has ended the connection, and has not said why.
+var errClosed = errors.New("the connection was closed")
 
 // read reads up to the synchronization point. Its error is the first one.
 func (p *pipe) read(pk *packet, r *reading) (first error) {
@@ -215,8 +217,8 @@ func (p *pipe) read(pk *packet, r *reading) (first error) {
 			err = p.result(pk, i, results, r)
 			i++
 		case nil:
-			if err == nil { // the server has ended the connection
-				err = errors.New("the connection was closed")
+			if err == nil {
+				err = errClosed
 			}
 		}
 		if err == nil {
@@ -273,7 +275,7 @@ func (p *pipe) close() {
 		return
 	}
 	if p.lost != nil { // an answer may still come, and would be taken for another one's
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), silence)
 		defer cancel()
 		_ = p.conn.Close(ctx)
 	}

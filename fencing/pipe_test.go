@@ -352,6 +352,11 @@ func TestWhatCannotGoThroughAPipeGoesWithoutOne(t *testing.T) {
 		return writeBatch(b)
 	})
 	w.ok(err)
+	var kept int
+	w.ok(a.pool.QueryRow(ctx, "select count(*) from pg_prepared_statements where name like 'fenceline%'").Scan(&kept))
+	if kept > fencing.PreparedMost {
+		t.Errorf("%d statements are prepared for it, where %d may be", kept, fencing.PreparedMost)
+	}
 	for i := range 3 {
 		_, err = a.CommitBatch(ctx, pos, content(fmt.Sprint("named ", i), "x"), func(b *fencing.Batch) error {
 			b.Queue("note", "k", pgx.NamedArgs{}) // an argument that it can't encode

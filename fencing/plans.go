@@ -9,7 +9,6 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
@@ -88,7 +87,11 @@ func (p *pipe) plans(texts []string) ([]*pgconn.StatementDescription, bool) {
 	if len(missing) == 0 {
 		return out, true
 	}
-	if p.busy() {
+	distinct := map[string]struct{}{}
+	for _, text := range texts {
+		distinct[text] = struct{}{}
+	}
+	if p.busy() || len(distinct) > textsMost {
 		return nil, false
 	}
 	p.pause()
@@ -129,7 +132,7 @@ func (p *pipe) prepare(all *plans, texts []string) bool {
 		case *pgconn.CloseComplete:
 		default:
 			if err == nil {
-				err = pgx.ErrNoRows
+				err = errClosed
 			}
 		}
 	}
