@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -34,6 +35,7 @@ type committer struct {
 type commitArm struct {
 	name, note string
 	hot        bool // one key for everybody
+	workers    int  // how many commit at a time, by default commitWorkers
 	commit     func(ctx context.Context, c *committer, n int64) error
 }
 
@@ -42,15 +44,21 @@ const commitReference = "plain, four round trips"
 var commitArms = []commitArm{
 	{name: commitReference, note: "BEGIN, business row, outbox row, COMMIT: what most programs do, and no protection", commit: plainFour},
 	{name: "plain, pipelined", note: "the same in one round trip", commit: plainPipelined},
+	{name: "plain, pipelined, one session", note: "one worker: the most that commits can reach of which each waits for the flush of the one before", workers: 1, commit: plainPipelined},
+	{name: "plain, four round trips, 64 callers", note: "over the same pool of connections", workers: 64, commit: plainFour},
 	{name: "hand-written fence", note: "BEGIN, lock and compare the token, receipt, business row, outbox row, COMMIT, one after the other; no history, no lives, no sequence", commit: handWritten},
 	{name: "fenceline, callback", note: "Lease.Commit", commit: fencedCallback},
 	{name: "fenceline, batch", note: "Lease.CommitBatch", commit: fencedBatch},
 	{name: "fenceline, callback, group commit", note: "the same with Config.GroupCommit 2 and LeaseConfig.CoalesceCallbacks: what waits shares a transaction, whatever its keys", commit: grouped(fencedCallback)},
 	{name: "fenceline, batch, group commit", note: "Lease.CommitBatch with Config.GroupCommit 2", commit: grouped(fencedBatch)},
+	{name: "fenceline, batch, group commit, 32 callers", note: "the same with twice the callers", workers: 32, commit: grouped(fencedBatch)},
+	{name: "fenceline, batch, group commit, 64 callers", note: "and with four times as many", workers: 64, commit: grouped(fencedBatch)},
 	{name: "one hot key: plain", note: "four round trips, an update of the key's row among them in place of an insert", hot: true, commit: plainHot},
 	{name: "one hot key: hand-written fence", note: "as above", hot: true, commit: handWritten},
 	{name: "one hot key: fenceline alone", note: "each commit its own transaction", hot: true, commit: fencedAlone},
 	{name: "one hot key: fenceline", note: "as it comes: what waits shares a transaction", hot: true, commit: fencedBatch},
+	{name: "one hot key: fenceline, 32 callers", note: "the same with twice the callers: the next transaction is there before the one under way is done", hot: true, workers: 32, commit: fencedBatch},
+	{name: "one hot key: fenceline, 64 callers", note: "and with four times as many", hot: true, workers: 64, commit: fencedBatch},
 }
 
 const (
@@ -265,7 +273,7 @@ func (c *committer) slice(ctx context.Context, s *stack, a *commitArm, d time.Du
 	var mu sync.Mutex
 	var failed error
 	var wg sync.WaitGroup
-	for range commitWorkers {
+	for range cmp.Or(a.workers, commitWorkers) {
 		wg.Go(func() {
 			for time.Since(began) < d && ctx.Err() == nil {
 				if err := a.commit(ctx, c, sign*c.n.Add(1)); err != nil {
@@ -289,7 +297,7 @@ func (c *committer) slice(ctx context.Context, s *stack, a *commitArm, d time.Du
 
 func (b *bench) commit(ctx context.Context) (*figures, error) {
 	f := &figures{ID: "commit", Title: "Committing", Bars: "ratio",
-		Text: fmt.Sprintf("A business row and an outbox row, %d workers, %d keys. All arms write to the same tables.", commitWorkers, commitKeys),
+		Text: fmt.Sprintf("A business row and an outbox row, %d keys, and %d callers where an arm does not say otherwise. All arms write to the same tables.", commitKeys, commitWorkers),
 		Columns: []column{{Key: "ratio", Title: "of " + commitReference, Digits: 2, RatioOf: "rate"}, {Key: "rate", Title: "commits/s", Brief: true},
 			{Key: "client", Title: "client CPU µs a commit", Brief: true}, {Key: "server", Title: "PostgreSQL", Brief: true}}}
 	dsn, err := b.database(ctx, "commits")
