@@ -109,6 +109,8 @@ var mutants = []mutant{
 		"if at == r.to && at < end && !r.began.IsZero() {", "if false {", "TestReadingAgainLeavesTimeForWhatIsNew"},
 	{"a reading of what did not fit right behind another", "run_again.go",
 		"now.Sub(r.ended) >= pause && ", "now.Sub(r.ended) >= min(pause, 0) && ", "TestReadingAgainLeavesTimeForWhatIsNew"},
+	{"a reading of what did not fit that goes forwards", "run_again.go",
+		" || p.over >= p.offset", "", "TestWhatDidNotFitInATopicThatIsGoneHidesNothingOfTheNewOne"},
 	{"an unreadable record that ends the batch", "parked.go",
 		"			p.setUnreadable(at, from, topic, cause)\n", "			return p, cause\n", "TestAParkedRecordThatCantBeReadAnyMoreStandsAndEverythingElseGoesOn"},
 	{"an unreadable record that an unsettled guard has passed", "unreadable.go",

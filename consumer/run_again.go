@@ -65,8 +65,12 @@ func (r *rereading) applied(e *Result) {
 
 // seekBack goes back to what did not fit, when some of it may fit now. It is
 // harmless under the guard.
+//
+// It never goes forwards. What did not fit can lie ahead, where its offset is one of
+// a topic that was created anew since: reading gets there by itself, and nothing but
+// that reads what lies in between.
 func (p *partition) seekBack(reading context.Context) error {
-	if p.over == NoOffset || !p.again.due(time.Now(), p.offset, p.end, min(time.Second, p.cfg.PollInterval)) || reading.Err() != nil {
+	if p.over == NoOffset || p.over >= p.offset || !p.again.due(time.Now(), p.offset, p.end, min(time.Second, p.cfg.PollInterval)) || reading.Err() != nil {
 		return nil
 	}
 	p.again.asked = time.Now()

@@ -100,6 +100,42 @@ func TestReadingAgainInVainDoesNotKeepWhatIsNewFromBeingRead(t *testing.T) {
 	b.eventually("nothing is left", func() bool { return b.unstoredFrom() == "-1" })
 }
 
+// What did not fit lay in a topic that was created anew since, at offsets that are
+// yet to be read in the new one: to go "back" there would leave out what lies in
+// between, and nothing would read it one day.
+func TestWhatDidNotFitInATopicThatIsGoneHidesNothingOfTheNewOne(t *testing.T) {
+	b := newBench(t)
+	log := newMemory("t")
+	log.page = 1 // whether there is room is asked behind each record
+	cfg := b.config()
+	cfg.PollInterval = time.Millisecond
+	cfg.Limits = consumer.Limits{KeyRecords: 1}
+	until := func(next string) {
+		stop := b.run(log.source(), cfg, b.apply("x"))
+		b.eventually("everything is read", func() bool { return b.stored("t") == next })
+		if err := stop(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	log.publish(append(events("t", "x", 1, 5), event("t", "a", 1))...)
+	log.publish(events("t", "a", 3, 12)...) // of which one fits
+	until("16")
+	if got := b.unstoredFrom(); got != "7" {
+		t.Fatalf("what did not fit begins at %s", got)
+	}
+	log.recreate()
+	log.publish(event("t", "a", 2), event("t", "x", 6)) // a goes on: there is room for the rest
+	until("2")
+	if got := b.unstoredFrom(); got != "7" {
+		t.Fatalf("what did not fit begins at %s in the new topic", got)
+	}
+	log.publish(event("t", "y", 1), event("t", "alone", 1))
+	log.publish(events("t", "y", 2, 9)...)
+	until("12")
+	b.want("alone", "alone/1")
+	b.want("y", effects("y", 1, 9)...)
+}
+
 func TestAChangedNumberOfPartitionsIsRefusedAlsoByAProcessThatNeverSawTheOldOne(t *testing.T) {
 	b := newBench(t)
 	log := newMemory("t")
