@@ -247,7 +247,9 @@ func (b *batch) statePositions(ds []Delivery) (ps positions) {
 }
 
 func (b *batch) readDead(rows pgx.Rows) error {
-	b.dead = make(map[Position]deadState)
+	if b.dead == nil {
+		b.dead = make(map[Position]deadState)
+	}
 	for rows.Next() {
 		var (
 			p    Position

@@ -61,6 +61,11 @@ func (b *batch) redrive(e *entry, dead bool) error {
 	if err != nil {
 		return err
 	}
+	if dead {
+		if err := b.findDead(records); err != nil {
+			return err
+		}
+	}
 	for i := range records {
 		if b.budget == 0 || i == resumePage {
 			b.more[e.StreamKey] = true
@@ -70,6 +75,30 @@ func (b *batch) redrive(e *entry, dead bool) error {
 		if err := b.redriveQuarantined(e, &records[i]); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// findDead finds the dead letters of what is in quarantine: a copy that lay there is
+// one like others. One whose letter was discarded is never applied, and one that is
+// applied takes its letter away.
+func (b *batch) findDead(records []quarantinedRecord) error {
+	var ps positions
+	for i := range records {
+		if d := &records[i].Delivery; d.Malformed == nil && b.g.check(d) == nil {
+			ps.add(d.Position())
+		}
+	}
+	if len(ps.epochs) == 0 {
+		return nil
+	}
+	rows, err := b.tx.Query(b.ctx, b.g.sql.dead, b.g.cfg.Consumer, ps.streams, ps.keys, ps.epochs, ps.seqs)
+	if err != nil {
+		return fmt.Errorf("consumer: reading dead letters: %w", err)
+	}
+	defer rows.Close()
+	if err := b.readDead(rows); err != nil {
+		return fmt.Errorf("consumer: reading dead letters: %w", err)
 	}
 	return nil
 }
@@ -147,6 +176,11 @@ func (b *batch) fail(d *Delivery, cause error) error {
 		return err
 	case fromQuarantine:
 		e := b.entries[d.Position().StreamKey]
+		if b.stream(d.Stream).Policy == State {
+			if err := b.findDead([]quarantinedRecord{{Delivery: *d}}); err != nil {
+				return err
+			}
+		}
 		d.Failed, b.admitted = cause, true // it came as far as its handler
 		dec := DecideFailed(b.input(e, &d.Record, d.Partition))
 		stored, err := b.carryOut(e, d, dec)

@@ -111,6 +111,8 @@ var mutants = []mutant{
 		"now.Sub(r.ended) >= pause && ", "now.Sub(r.ended) >= min(pause, 0) && ", "TestReadingAgainLeavesTimeForWhatIsNew"},
 	{"a reading of what did not fit that goes forwards", "run_again.go",
 		" || p.over >= p.offset", "", "TestWhatDidNotFitInATopicThatIsGoneHidesNothingOfTheNewOne"},
+	{"a copy out of the quarantine of which no dead letter is looked for", "guard_retry.go",
+		"	if dead {\n		if err := b.findDead(records); err != nil {", "	if false {\n		if err := b.findDead(records); err != nil {", "TestADeadLetterHoldsForACopyOutOfTheQuarantine"},
 	{"an unreadable record that ends the batch", "parked.go",
 		"			p.setUnreadable(at, from, topic, cause)\n", "			return p, cause\n", "TestAParkedRecordThatCantBeReadAnyMoreStandsAndEverythingElseGoesOn"},
 	{"an unreadable record that an unsettled guard has passed", "unreadable.go",

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -113,6 +114,37 @@ func TestAnOperatorsDiscardOfADeadLetterHoldsForEveryCopy(t *testing.T) {
 		t.Fatalf("it says %s", got)
 	}
 	l.outcomes(l.apply(ev(0, 1, 2)), "stale 4a")
+}
+
+// A copy that was put into quarantine before is one like others.
+func TestADeadLetterHoldsForACopyOutOfTheQuarantine(t *testing.T) {
+	l := newLab(t, consumer.GuardConfig{Policy: consumer.State, MaxAhead: time.Hour})
+	op := l.operator()
+	given := ev(time.Now().Add(48*time.Hour).UnixMicro()-life, 1, 1)
+	again := of("other", given)
+	again.ID = uuid.New()
+	l.outcomes(l.apply(given, again), "quarantined 0 absurd", "quarantined 0 absurd")
+	l.cfg.MaxAhead = 100 * time.Hour // as when that time has come
+	l.reopen()
+	rs, err := l.try(l.failed(l.failed(l.deliver(given, again), 0), 1)...)
+	ok(t, err)
+	l.outcomes(rs, "dead_lettered 2", "dead_lettered 2")
+	ok(t, op.DiscardDead(t.Context(), stream, given.Epoch, 1, note))
+	ok(t, op.RetryQuarantined(t.Context(), 1, note))
+	rs = l.goesOn()
+	l.outcomes(rs, "+stale 2")
+	if rs[0].Why != "discard by anna: ticket 7" {
+		t.Errorf("why: %q", rs[0].Why)
+	}
+	ok(t, op.RetryQuarantined(t.Context(), 2, note))
+	l.outcomes(l.goesOn(), "+applied 2")
+	l.effects(string(again.Payload))
+	if got := l.letters(); got != "1 discarded" {
+		t.Errorf("dead: %s", got)
+	}
+	if got := l.text("select sum(parked_rows)::text from fenceline.guard"); got != "0" {
+		t.Errorf("counted: %s", got)
+	}
 }
 
 func TestDeadLettersAreHandedOutOnceTheyArePublished(t *testing.T) {
