@@ -182,8 +182,12 @@ func lower(d, o *Delivery) bool {
 }
 
 // highest finds what is parked last in its stream, and whether the record itself
-// is parked already. While what is highest is known, a record above it needs no
-// question: a stream that is full gets many of these.
+// is parked already, or may be. While what is highest is known, a record above it
+// needs no question: a stream that is full gets many of these.
+//
+// One that an operator has erased keeps its place: it would come back with all that
+// it said when it is read again. What comes before it takes the place of another
+// one, or, where there is no other one, none.
 func (b *batch) highest(e *entry, d *Delivery) (stored bool, high *Delivery, size int64, err error) {
 	if e.top != nil && lower(e.top, d) {
 		return false, nil, 0, nil
@@ -191,22 +195,43 @@ func (b *batch) highest(e *entry, d *Delivery) (stored bool, high *Delivery, siz
 	if err := b.flush(); err != nil {
 		return false, nil, 0, err
 	}
-	h := Delivery{}
+	top, err := b.top(e, d, b.g.sql.highest)
+	if err != nil || top == nil {
+		return false, nil, 0, err
+	}
+	e.top, stored = &top.Delivery, top.stored
+	if top.erased && !stored && lower(d, e.top) {
+		if top, err = b.top(e, d, b.g.sql.highestKept); err != nil || top == nil {
+			return err == nil, nil, 0, err
+		}
+	}
+	return stored, &top.Delivery, top.size, nil
+}
+
+// parkedTop is what is parked last.
+type parkedTop struct {
+	Delivery
+	size   int64
+	erased bool
+	stored bool // the record in hand, too
+}
+
+func (b *batch) top(e *entry, d *Delivery, sql string) (*parkedTop, error) {
+	var h parkedTop
 	var kind string
-	err = b.tx.QueryRow(b.ctx, b.g.sql.highest, b.g.cfg.Consumer, e.Stream, e.Key, d.Epoch, d.Seq, string(d.kind())).
-		Scan(&stored, &h.Epoch, &h.Seq, &kind, &h.From, &h.Topic, &h.Partition, &h.Offset, &size)
+	err := b.tx.QueryRow(b.ctx, sql, b.g.cfg.Consumer, e.Stream, e.Key, d.Epoch, d.Seq, string(d.kind())).
+		Scan(&h.stored, &h.Epoch, &h.Seq, &kind, &h.From, &h.Topic, &h.Partition, &h.Offset, &h.size, &h.erased)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return false, nil, 0, nil
+		return nil, nil
 	}
 	if err != nil {
-		return false, nil, 0, fmt.Errorf("consumer: looking for what is parked last of %s: %w", e.StreamKey, err)
+		return nil, fmt.Errorf("consumer: looking for what is parked last of %s: %w", e.StreamKey, err)
 	}
 	h.Stream, h.Key, h.Kind = e.Stream, e.Key, outbox.Kind(kind)
 	if h.Kind != outbox.KindSkip {
 		h.From = 0
 	}
-	e.top = &h
-	return stored, &h, size, nil
+	return &h, nil
 }
 
 // displace takes the record that is parked last out of the park, for one that
@@ -290,19 +315,24 @@ func (b *batch) flag() {
 	}
 }
 
-type limitStatements struct{ total, highest, flag, room string }
+func highestSQL(which string) string {
+	return `
+select exists (select from @schema@.parked where consumer = $1 and stream = $2 and key = $3 and epoch = $4 and seq = $5 and kind = $6),
+       epoch, seq, kind, from_seq, topic, partition, kafka_offset, size, erased_at is not null
+  from @schema@.parked
+ where consumer = $1 and stream = $2 and key = $3` + which + `
+ order by epoch desc, from_seq desc, kind, seq desc
+ limit 1`
+}
+
+type limitStatements struct{ total, highest, highestKept, flag, room string }
 
 func newLimitStatements(x func(string) string) limitStatements {
 	return limitStatements{
-		total: x(`select coalesce(sum(parked_rows), 0)::int8, coalesce(sum(parked_bytes), 0)::int8 from @schema@.guard where consumer = $1 and parked_rows > 0`),
-		highest: x(`
-select exists (select from @schema@.parked where consumer = $1 and stream = $2 and key = $3 and epoch = $4 and seq = $5 and kind = $6),
-       epoch, seq, kind, from_seq, topic, partition, kafka_offset, size
-  from @schema@.parked
- where consumer = $1 and stream = $2 and key = $3
- order by epoch desc, from_seq desc, kind, seq desc
- limit 1`),
-		flag: x(`update @schema@.guard set unstored = $4, unstored_epochs = $5::text::int8multirange where consumer = $1 and stream = $2 and key = $3`),
+		total:       x(`select coalesce(sum(parked_rows), 0)::int8, coalesce(sum(parked_bytes), 0)::int8 from @schema@.guard where consumer = $1 and parked_rows > 0`),
+		highest:     x(highestSQL("")),
+		highestKept: x(highestSQL("\n   and erased_at is null")),
+		flag:        x(`update @schema@.guard set unstored = $4, unstored_epochs = $5::text::int8multirange where consumer = $1 and stream = $2 and key = $3`),
 		// Something of the partition was not stored, and either its stream may keep
 		// more now, or nothing of it is parked and the hole may be filled: its record
 		// would then not have to be stored at all.

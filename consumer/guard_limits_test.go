@@ -136,6 +136,44 @@ func TestWhatAFullParkCantStoreIsReadAgainWhenTheHoleIsFilled(t *testing.T) {
 	}
 }
 
+// It would be read again, with all that it said, and be applied one day.
+func TestWhatAnOperatorErasedIsNotDisplaced(t *testing.T) {
+	l := newLab(t, limits(2))
+	r := l.reader()
+	secret := ev(0, 1, 6)
+	secret.Payload = []byte("her address")
+	r.publish(ev(0, 1, 1), secret, ev(0, 1, 5), ev(0, 1, 3), ev(0, 1, 4), ev(0, 1, 2), secret)
+	r.reads(0, 3)
+	ok(t, l.operator().EraseParked(t.Context(), stream, life, 6, note))
+	expect(t, unstored(r.reads(3, 5)), "4 parked displaced=false", "5 parked displaced=true")
+	if got := l.parked(); got != "3 gap, 6 failing" {
+		t.Fatalf("parked: %s", got)
+	}
+	r.reads(5, 7)
+	r.progress(2, 2)
+	if !r.room() {
+		t.Fatal("there is no room for what did not fit")
+	}
+	r.reads(2, 7)
+	r.progress(7, consumer.NoOffset)
+	l.effects("0.1", "0.2", "0.3", "0.4", "0.5")
+	l.at("0/1/5 {} failing")
+	if got := l.text("select (value is null and erased_at is not null)::text from fenceline.parked"); got != "true" {
+		t.Error("what was erased is back")
+	}
+}
+
+// What was erased can't give way, and the park holds nothing else.
+func TestWhatComesBeforeTheOnlyErasedRecordOfAFullParkIsStored(t *testing.T) {
+	l := newLab(t, limits(1))
+	l.apply(ev(0, 1, 1), ev(0, 1, 6))
+	ok(t, l.operator().EraseParked(t.Context(), stream, life, 6, note))
+	expect(t, unstored(l.apply(ev(0, 1, 7), ev(0, 1, 3), ev(0, 1, 4))), "7 parked displaced=false", "4 parked displaced=false")
+	if got := l.parked(); got != "3 gap, 6 failing" {
+		t.Fatalf("parked: %s", got)
+	}
+}
+
 // A reading that ends in the middle of the overflow, by a crash or a rebalance,
 // leaves the rest of it.
 func TestTheOverflowMovesUpWithTheReadingThatGoesThroughIt(t *testing.T) {

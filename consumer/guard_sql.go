@@ -203,7 +203,7 @@ insert into @schema@.dead as d (consumer, stream, key, epoch, seq, kind, topic, 
        headers, kafka_key, value, timestamp_ms, error, size)
 values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)
     on conflict (consumer, stream, key, epoch, seq, kind) do update
-   set error = excluded.error, attempts = d.attempts + 1, retry = false, updated_at = clock_timestamp()
+   set error = case when d.erased_at is null then excluded.error else d.error end, attempts = d.attempts + 1, retry = false, updated_at = clock_timestamp()
 returning xmax = 0, size`
 
 	unburySQL = `

@@ -113,6 +113,8 @@ var mutants = []mutant{
 		" || p.over >= p.offset", "", "TestWhatDidNotFitInATopicThatIsGoneHidesNothingOfTheNewOne"},
 	{"a copy out of the quarantine of which no dead letter is looked for", "guard_retry.go",
 		"	if dead {\n		if err := b.findDead(records); err != nil {", "	if false {\n		if err := b.findDead(records); err != nil {", "TestADeadLetterHoldsForACopyOutOfTheQuarantine"},
+	{"an erased record that gives way", "guard_limits.go",
+		"if top.erased && ", "if false && ", "TestWhatAnOperatorErasedIsNotDisplaced"},
 	{"an unreadable record that ends the batch", "parked.go",
 		"			p.setUnreadable(at, from, topic, cause)\n", "			return p, cause\n", "TestAParkedRecordThatCantBeReadAnyMoreStandsAndEverythingElseGoesOn"},
 	{"an unreadable record that an unsettled guard has passed", "unreadable.go",

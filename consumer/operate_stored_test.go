@@ -147,6 +147,23 @@ func TestADeadLetterHoldsForACopyOutOfTheQuarantine(t *testing.T) {
 	}
 }
 
+// What a handler says of a copy may quote it.
+func TestACopyBringsNothingBackOfAnErasedDeadLetter(t *testing.T) {
+	l := newLab(t, state)
+	l.apply(ev(0, 1, 1))
+	l.bury(2)
+	ok(t, l.operator().EraseDead(t.Context(), stream, life, 2, note))
+	said := l.text("select error from fenceline.dead")
+	ds := l.deliver(ev(0, 1, 2))
+	ds[0].Failed = errors.New("there is no such address as hers")
+	rs, err := l.try(ds...)
+	ok(t, err)
+	l.outcomes(rs, "dead_lettered 4e")
+	if got := l.text("select error from fenceline.dead"); got != said {
+		t.Errorf("the letter says %q, and said %q when it was erased", got, said)
+	}
+}
+
 func TestDeadLettersAreHandedOutOnceTheyArePublished(t *testing.T) {
 	l := newLab(t, state)
 	l.apply(ev(0, 1, 1))
