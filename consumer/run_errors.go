@@ -62,7 +62,7 @@ func passing(err error, lost bool) bool {
 		}
 		// Anything else the server says, it says of the statement; also when it
 		// ends the connection with it.
-		return forgotten(pg) || pgsession.Ends(pg) && refusedLogin(err) == nil
+		return forgotten(pg) || pgsession.Recovering(pg) || pgsession.Ends(pg) && refusedLogin(err) == nil
 	}
 	if connBusy(err) {
 		return false
@@ -130,10 +130,12 @@ func refusedStatement(err error) error {
 	return &AccessError{"a statement of the handler", "grant this login what the statement needs, and start again: nothing was passed over", err}
 }
 
-// readOnly says that the server takes no writes.
+// readOnly says that the server takes no writes. (Where a login's transactions begin
+// in SERIALIZABLE, a standby says so while statements are prepared, before BEGIN is
+// sent.)
 func readOnly(err error) bool {
 	var pg *pgconn.PgError
-	return errors.As(err, &pg) && pg.Code == "25006"
+	return errors.As(err, &pg) && (pg.Code == "25006" || pgsession.Recovering(pg))
 }
 
 // blurred says that the error may come from any event before the one at which

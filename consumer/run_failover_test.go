@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/fenceline/fenceline/consumer"
 	"github.com/fenceline/fenceline/internal/devstack"
@@ -36,9 +37,18 @@ func TestAFailoverIsWaitedForAlsoWhileTheStandbyTakesNoWrites(t *testing.T) {
 	b.exec("create table applied (n bigint generated always as identity, key text, epoch bigint, seq bigint, by text)")
 	standby := pgtest.Replica(t, primary, devstack.ReplicaConfig{})
 
-	var port atomic.Int64
+	var port, connected atomic.Int64
 	port.Store(int64(primary.Port()))
 	b.connect(func(cfg *pgx.ConnConfig) {
+		// Every other session is one in which a standby refuses each statement that is
+		// prepared outside of a transaction.
+		cfg.AfterConnect = func(ctx context.Context, conn *pgconn.PgConn) error {
+			if connected.Add(1)%2 == 0 {
+				return nil
+			}
+			_, err := conn.Exec(ctx, "set default_transaction_isolation = serializable").ReadAll()
+			return err
+		}
 		cfg.DialFunc = func(ctx context.Context, network, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, network, fmt.Sprintf("127.0.0.1:%d", port.Load()))
 		}
@@ -64,7 +74,9 @@ func TestAFailoverIsWaitedForAlsoWhileTheStandbyTakesNoWrites(t *testing.T) {
 		t.Fatal(err)
 	}
 	log.publish(events("t", "a", 4, 6)...)
-	b.eventually("it is refused by the standby, again and again", func() bool { return b.seen.failed("during recovery") > 3 })
+	b.eventually("it is refused by the standby, again and again", func() bool {
+		return b.seen.failed("during recovery") > 3 && b.seen.failed("in a hot standby") > 3
+	})
 	if err := standby.Promote(within); err != nil {
 		t.Fatal(err)
 	}
