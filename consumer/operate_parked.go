@@ -298,6 +298,9 @@ func adopt(row *Row, epoch, seq int64) *Row {
 	if epoch != row.Epoch {
 		after.enter(epoch)
 	}
+	if after.StartSeq == 0 { // only markers were seen, and any event would be taken for the next
+		after.StartEpoch, after.StartSeq = epoch, seq
+	}
 	after.Missed, after.Settled = after.Missed.Add(after.Seq+1, seq-1), true
 	after.advance()
 	return &after

@@ -242,6 +242,18 @@ func TestAnAdoptedPositionIsTheNextAndTheRestIsGivenUp(t *testing.T) {
 	}
 }
 
+// Where nothing but markers was seen the first event that comes is the next, unless
+// somebody has said which one is.
+func TestAnAdoptedPositionIsTheNextAlsoWhereOnlyMarkersWereSeen(t *testing.T) {
+	l := newLab(t, consumer.GuardConfig{})
+	l.outcomes(l.apply(skip(0, 1, 2)), "absorbed 2")
+	_, err := l.operator().Adopt(t.Context(), stream, life, 6, note)
+	ok(t, err)
+	l.outcomes(l.apply(ev(0, 1, 8), ev(0, 1, 4)), "parked 4f gap", "stale 4a")
+	l.outcomes(l.apply(ev(0, 1, 6), ev(0, 1, 7)), "applied 4e", "applied 4e", "+applied 4e")
+	l.effects("0.6", "0.7", "0.8")
+}
+
 func TestAPositionThatNothingSpeaksForIsNotAdopted(t *testing.T) {
 	l := newLab(t, consumer.GuardConfig{})
 	op := l.operator()
