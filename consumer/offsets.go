@@ -31,6 +31,9 @@ on conflict (consumer, topic, partition) do update
    set next_offset = excluded.next_offset, last_id = excluded.last_id, updated_at = clock_timestamp()
  where o.next_offset < excluded.next_offset`
 
+	offsetUnfitSQL = `
+select topic, partition, overflow_offset from @schema@.consumer_offset where consumer = $1 and overflow_offset is not null`
+
 	// What may move an offset back: the log is another one now, or has lost its
 	// end. The flag, once set, is an operator's to clear, so it keeps its first
 	// time, and a consumer may only raise it.
@@ -48,6 +51,7 @@ select set_config('synchronous_commit', 'on', true)
 type offsets struct {
 	consumer                                string
 	load, store, restart, advance, overflow string
+	unfit                                   string
 	end, endOne                             string // see endSQL
 }
 
@@ -59,6 +63,7 @@ func newOffsets(schemaName, consumer string) *offsets {
 		restart:  schema.Expand(offsetRestartSQL, schemaName),
 		advance:  schema.Expand(offsetReadSQL, schemaName),
 		overflow: schema.Expand(offsetOverflowSQL, schemaName),
+		unfit:    schema.Expand(offsetUnfitSQL, schemaName),
 		end:      schema.Expand(endSQL(advanceSQL), schemaName),
 		endOne:   schema.Expand(endSQL(advanceOneSQL), schemaName),
 	}
@@ -96,6 +101,24 @@ func (o *offsets) read(ctx context.Context, q rowQuerier, p Partition) (s stored
 		s.overflow = *overflow
 	}
 	return s, nil
+}
+
+// overflowing is where what did not fit begins, of each partition of which that is so.
+func (o *offsets) overflowing(ctx context.Context, tx pgx.Tx) (map[Partition]int64, error) {
+	all := make(map[Partition]int64)
+	rows, err := tx.Query(ctx, o.unfit, o.consumer)
+	if err == nil {
+		var p Partition
+		var at int64
+		_, err = pgx.ForEachRow(rows, []any{&p.Topic, &p.ID, &at}, func() error {
+			all[p] = at
+			return nil
+		})
+	}
+	if err != nil {
+		return nil, fmt.Errorf("consumer: reading what did not fit: %w", err)
+	}
+	return all, nil
 }
 
 // begin stores where a partition begins, or begins again, whatever is there.

@@ -98,15 +98,16 @@ func (c *Config) logger() *slog.Logger {
 
 // runner is what the generations of one Run share.
 type runner struct {
-	pool    *pgxpool.Pool
-	cfg     Config
-	guard   *Guard
-	handler Handler
-	offsets *offsets
-	poked   chan struct{} // there may be a dead letter to hand out
-	polled  *polled
-	exited  *atomic.Pointer[Position]
-	log     *slog.Logger
+	pool      *pgxpool.Pool
+	cfg       Config
+	guard     *Guard
+	handler   Handler
+	offsets   *offsets
+	overflows *overflows
+	poked     chan struct{} // there may be a dead letter to hand out
+	polled    *polled
+	exited    *atomic.Pointer[Position]
+	log       *slog.Logger
 }
 
 func newRunner(pool *pgxpool.Pool, cfg Config, h Handler) (*runner, error) {
@@ -117,11 +118,12 @@ func newRunner(pool *pgxpool.Pool, cfg Config, h Handler) (*runner, error) {
 	exited := new(atomic.Pointer[Position])
 	return &runner{
 		pool: pool, cfg: cfg, guard: g, exited: exited,
-		handler: bounded{h, cfg.HandlerTimeout, exited},
-		offsets: newOffsets(cfg.Schema, cfg.Name),
-		poked:   make(chan struct{}, 1),
-		polled:  new(polled),
-		log:     cfg.Logger.With("consumer", cfg.Name),
+		handler:   bounded{h, cfg.HandlerTimeout, exited},
+		offsets:   newOffsets(cfg.Schema, cfg.Name),
+		overflows: newOverflows(),
+		poked:     make(chan struct{}, 1),
+		polled:    new(polled),
+		log:       cfg.Logger.With("consumer", cfg.Name),
 	}, nil
 }
 

@@ -3,6 +3,7 @@ package consumer
 import (
 	"context"
 	"errors"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -63,6 +64,89 @@ func (r *rereading) applied(e *Result) {
 	}
 }
 
+// overflows is where by the database what did not fit of each partition begins. A
+// partition is told of its own by each of its transactions; but where nothing
+// arrives in it, not of a record of it that another partition's transaction has
+// displaced (with a copy in another topic), here or in another member.
+type overflows struct {
+	mu    sync.Mutex
+	at    map[Partition]int64
+	notes uint64               // how many there were
+	noted map[Partition]uint64 // which one was the last of each
+}
+
+func newOverflows() *overflows {
+	return &overflows{at: make(map[Partition]int64), noted: make(map[Partition]uint64)}
+}
+
+// note is for what a partition's own transaction has told.
+func (o *overflows) note(p Partition, at int64) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.notes++
+	o.noted[p] = o.notes
+	if o.at[p] = at; at == NoOffset {
+		delete(o.at, p)
+	}
+}
+
+// asking says how many notes there were before all are asked for.
+func (o *overflows) asking() uint64 {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.notes
+}
+
+// set replaces all of which nothing was noted since.
+func (o *overflows) set(all map[Partition]int64, since uint64) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for p := range o.at {
+		if o.noted[p] <= since {
+			delete(o.at, p)
+		}
+	}
+	for p, at := range all {
+		if o.noted[p] <= since {
+			o.at[p] = at
+		}
+	}
+}
+
+// of is NoOffset where all did fit.
+func (o *overflows) of(p Partition) int64 {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if at, is := o.at[p]; is {
+		return at
+	}
+	return NoOffset
+}
+
+// overflowing asks for all of them.
+func (p *poller) overflowing(context.Context) error {
+	var all map[Partition]int64
+	since := p.overflows.asking()
+	err := p.inTx(func(ctx context.Context, tx pgx.Tx, _ *last) (err error) {
+		all, err = p.offsets.overflowing(ctx, tx)
+		return err
+	})
+	if err != nil {
+		return p.tell("what did not fit was not looked for, trying again", err)
+	}
+	p.overflows.set(all, since)
+	return nil
+}
+
+// overflowed notes where what did not fit begins.
+func (p *partition) overflowed(at int64) {
+	if at != NoOffset && p.over == NoOffset {
+		p.alarm(Alarm{Partition: p.assigned.Partition, Kind: Full, From: at, To: p.offset,
+			Text: "more waits than Config.Limits allows to keep: reading goes on, the offset stays, and what did not fit is read again when there is room"})
+	}
+	p.over = at
+}
+
 // seekBack goes back to what did not fit, when some of it may fit now. It is
 // harmless under the guard.
 //
@@ -70,6 +154,9 @@ func (r *rereading) applied(e *Result) {
 // a topic that was created anew since: reading gets there by itself, and nothing but
 // that reads what lies in between.
 func (p *partition) seekBack(reading context.Context) error {
+	if p.over == NoOffset {
+		p.overflowed(p.overflows.of(p.assigned.Partition))
+	}
 	if p.over == NoOffset || p.over >= p.offset || !p.again.due(time.Now(), p.offset, p.end, min(time.Second, p.cfg.PollInterval)) || reading.Err() != nil {
 		return nil
 	}

@@ -100,6 +100,26 @@ func TestReadingAgainInVainDoesNotKeepWhatIsNewFromBeingRead(t *testing.T) {
 	b.eventually("nothing is left", func() bool { return b.unstoredFrom() == "-1" })
 }
 
+// Another partition's transaction, of another member even, has displaced a record of
+// one in which nothing arrives any more.
+func TestWhatAnotherPartitionDisplacedIsReadAgainAlsoWhereNothingArrives(t *testing.T) {
+	b := newBench(t)
+	log := newMemory("t")
+	log.publish(events("t", "a", 1, 3)...)
+	cfg := b.config()
+	cfg.PollInterval = 5 * time.Millisecond
+	b.run(log.source(), cfg, b.apply("x"))
+	b.eventually("everything is read", func() bool { return log.offset() == 3 })
+	b.exec(`update fenceline.guard set unstored = '{t/0}', unstored_epochs = int8multirange(int8range(epoch, epoch + 1));
+		update fenceline.consumer_offset set overflow_offset = 1, overflow_end = 2`) // in one transaction
+	b.eventually("it is read again", func() bool { return b.seen.count(consumer.Duplicate) == 2 && b.unstoredFrom() == "-1" })
+	b.eventually("that is known of the stream", func() bool { return b.one("select unstored::text from fenceline.guard") == "{}" })
+	if n := b.seen.alarmed(consumer.Full); n != 1 {
+		t.Errorf("%d alarms that not all did fit, want 1", n)
+	}
+	b.want("", effects("a", 1, 3)...)
+}
+
 // What did not fit lay in a topic that was created anew since, at offsets that are
 // yet to be read in the new one: to go "back" there would leave out what lies in
 // between, and nothing would read it one day.

@@ -174,11 +174,8 @@ func (p *partition) consume(reading context.Context, f Fetched) error {
 func (p *partition) reached(next int64, got Progress) {
 	p.offset, p.assigned.Committed = next, got.Committable
 	p.commits.reached(p.assigned.Partition, got.Committable)
-	if got.Overflow != NoOffset && p.over == NoOffset {
-		p.alarm(Alarm{Partition: p.assigned.Partition, Kind: Full, From: got.Overflow, To: next,
-			Text: "more waits than Config.Limits allows to keep: reading goes on, the offset stays, and what did not fit is read again when there is room"})
-	}
-	p.over = got.Overflow
+	p.overflows.note(p.assigned.Partition, got.Overflow)
+	p.overflowed(got.Overflow)
 }
 
 // backoff is a pause that grows and never gives up: what it waits for is an

@@ -55,7 +55,7 @@ func (p *partition) pin(reading context.Context) error {
 func (p *partition) poll(reading context.Context) error {
 	round := poller{p, p.polled}
 	for reading.Err() == nil {
-		for _, do := range []func(context.Context) error{round.pending, round.overdue, round.forget} {
+		for _, do := range []func(context.Context) error{round.pending, round.overflowing, round.overdue, round.forget} {
 			if err := do(reading); err != nil {
 				return err
 			}
