@@ -82,7 +82,8 @@ type Result struct {
 	// quarantine.
 	Resumed bool
 	// Unstored says that the record was to be kept and did not fit (see [Limits]):
-	// the offset that is committed must not pass it. [Guard.Progress] sees to that.
+	// the offset that is committed must not pass it. [Guard.Progress] sees to that,
+	// and [Guard.Resume] by itself.
 	Unstored bool
 	// Displaced says that the record had been parked before, and made room for one
 	// that comes before it. It is Unstored.
@@ -246,7 +247,15 @@ func (b *batch) end(results []Result, err error) ([]Result, error) {
 // for the rest. The results are those of these records; if More is set in some,
 // call it again with [More] of them, in another transaction.
 func (g *Guard) Resume(ctx context.Context, tx pgx.Tx, keys []StreamKey, h Handler) ([]Result, error) {
-	return g.resume(ctx, tx, keys, h, nil)
+	results, err := g.resume(ctx, tx, keys, h, nil)
+	if err == nil {
+		err = g.noteUnstored(ctx, tx, results)
+	}
+	if err != nil {
+		spoil(ctx, tx)
+		return nil, err
+	}
+	return results, nil
 }
 
 func (g *Guard) resume(ctx context.Context, tx pgx.Tx, keys []StreamKey, h Handler, end *last) ([]Result, error) {
@@ -295,6 +304,9 @@ func (g *Guard) Fail(ctx context.Context, tx pgx.Tx, d Delivery, cause error) er
 	err := b.load([]StreamKey{d.Position().StreamKey}, nil)
 	if err == nil {
 		err = b.fail(&d, cause)
+	}
+	if err == nil {
+		err = g.noteUnstored(ctx, tx, b.displaced)
 	}
 	if err != nil {
 		spoil(ctx, tx)

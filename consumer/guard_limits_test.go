@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -171,6 +172,29 @@ func TestWhatComesBeforeTheOnlyErasedRecordOfAFullParkIsStored(t *testing.T) {
 	expect(t, unstored(l.apply(ev(0, 1, 7), ev(0, 1, 3), ev(0, 1, 4))), "7 parked displaced=false", "4 parked displaced=false")
 	if got := l.parked(); got != "3 gap, 6 failing" {
 		t.Fatalf("parked: %s", got)
+	}
+}
+
+// A record out of the quarantine takes a place in the park like others. Nobody reads
+// there who could note what it takes it from.
+func TestWhatARecordOutOfTheQuarantineDisplacesIsReadAgain(t *testing.T) {
+	cfg := limits(1)
+	cfg.MaxAhead = time.Hour
+	l := newLab(t, cfg)
+	early := time.Now().Add(48*time.Hour).UnixMicro() - life
+	l.outcomes(l.apply(ev(early, 1, 3)), "quarantined 0 absurd")
+	l.cfg.MaxAhead = 100 * time.Hour // as when that time has come
+	l.reopen()
+	l.outcomes(l.apply(ev(early, 1, 1), ev(early, 1, 4)), "applied 2", "parked 4f gap")
+	ok(t, l.operator().RetryQuarantined(t.Context(), 1, note))
+	if got := unstored(l.goesOn()); !slices.Equal(got, []string{"4 parked displaced=true"}) {
+		t.Fatalf("not stored: %v", got)
+	}
+	if got := l.parked(); got != "3 gap" {
+		t.Fatalf("parked: %s", got)
+	}
+	if got := l.text("select coalesce(max(overflow_offset), -1)::text from fenceline.consumer_offset"); got != "2" { // where 4 lies
+		t.Errorf("what did not fit begins at %s", got)
 	}
 }
 

@@ -130,6 +130,19 @@ func (o *offsets) queueUnstored(b *pgx.Batch, results []Result) {
 	}
 }
 
+// noteUnstored is that for whoever reads nothing, and has nobody who does it.
+func (g *Guard) noteUnstored(ctx context.Context, tx pgx.Tx, results []Result) error {
+	if !anyUnstored(results) {
+		return nil
+	}
+	var b pgx.Batch
+	newOffsets(g.cfg.Schema, g.cfg.Consumer).queueUnstored(&b, results)
+	if err := tx.SendBatch(ctx, &b).Close(); err != nil {
+		return fmt.Errorf("consumer: storing what did not fit: %w", err)
+	}
+	return nil
+}
+
 // Progress notes, in the transaction of the effects and behind [Guard.Apply],
 // what it has read, with the results of that. It is for those who read Kafka
 // themselves and have set [Limits]: [Run] does it by itself. It raises
