@@ -21,9 +21,11 @@ import (
 
 var readCommitted = pgx.TxOptions{IsoLevel: pgx.ReadCommitted}
 
-// applyGuarded is the guard in a transaction of one's own. An event whose handler
-// fails is parked or dead-lettered at the first try here; whoever wants more of
-// them counts, and lets the error through until it is enough.
+// applyGuarded is the guard in a transaction of one's own. An event that its handler
+// rejects is parked or dead-lettered, and the others are tried without it. Any other
+// error is given back: it may pass (a deadlock, a failover), so all of it is to be
+// tried again, and no event be blamed. Whoever wants an end to that counts the tries,
+// and sets Failed when it is enough.
 func applyGuarded(ctx context.Context, pool *pgxpool.Pool, guard *consumer.Guard, deliveries []consumer.Delivery, h consumer.Handler) (results []consumer.Result, err error) {
 	for {
 		err = pgx.BeginTxFunc(ctx, pool, readCommitted, func(tx pgx.Tx) (err error) {
@@ -31,7 +33,7 @@ func applyGuarded(ctx context.Context, pool *pgxpool.Pool, guard *consumer.Guard
 			return err
 		})
 		var failed *consumer.HandlerError
-		if !errors.As(err, &failed) {
+		if !errors.As(err, &failed) || !consumer.IsRejected(err) {
 			break
 		}
 		if failed.Delivery.Resumed {
@@ -56,8 +58,11 @@ func applyGuarded(ctx context.Context, pool *pgxpool.Pool, guard *consumer.Guard
 }
 
 // consumeWithFranz reads with franz-go: the offsets are committed behind the
-// transaction, and correctness rests on the guard alone.
+// transaction, and correctness rests on the guard alone. Where polling blocks
+// rebalances (BlockRebalanceOnPoll), one comes through when a piece is done; else no
+// other member would ever get a partition, and Close not return.
 func consumeWithFranz(ctx context.Context, client *kgo.Client, pool *pgxpool.Pool, guard *consumer.Guard, h consumer.Handler) error {
+	defer client.AllowRebalance()
 	for {
 		fetches := client.PollRecords(ctx, 500)
 		if ctx.Err() != nil {
@@ -80,6 +85,7 @@ func consumeWithFranz(ctx context.Context, client *kgo.Client, pool *pgxpool.Poo
 		if err := client.CommitUncommittedOffsets(ctx); err != nil {
 			return err
 		}
+		client.AllowRebalance()
 	}
 }
 
@@ -114,6 +120,9 @@ func webhook(pool *pgxpool.Pool, guard *consumer.Guard, h consumer.Handler) http
 			return
 		}
 		k := consumer.KafkaRecord{Time: time.Now(), Key: []byte(r.Header.Get("ce-fencekey")), Value: body}
+		if v := r.Header.Get("Content-Type"); v != "" {
+			k.Headers = append(k.Headers, outbox.WireHeader{Key: "content-type", Value: []byte(v)})
+		}
 		for name, values := range r.Header {
 			if attr, ok := strings.CutPrefix(strings.ToLower(name), "ce-"); ok {
 				for _, v := range values {

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -43,7 +44,7 @@ func TestTheExampleWithFranzAppliesOnceInOrderAlsoWhenItIsRewound(t *testing.T) 
 		}
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan error, 1)
-		go func() { done <- consumeWithFranz(ctx, client, c.pool, guard, c.failing("poison", 1, poison)) }()
+		go func() { done <- consumeWithFranz(ctx, client, c.pool, guard, c.failing("poison", 1, rejected)) }()
 		c.eventually("everything is committed", func() bool { return c.committed() == 62 })
 		cancel()
 		if err := <-done; err != nil {
@@ -61,9 +62,80 @@ func TestTheExampleWithFranzAppliesOnceInOrderAlsoWhenItIsRewound(t *testing.T) 
 	}
 }
 
+func rejected(context.Context, pgx.Tx) error { return consumer.Reject(errPoison) }
+
+// What may pass is no event's fault.
+func TestTheExamplesParkNothingThatFailsForAPassingReason(t *testing.T) {
+	b := newBench(t)
+	ds := []consumer.Delivery{consumer.NewDelivery(consumer.Partition{Topic: "t"}, wireRecord(event("t", "a", 1)))}
+	fails := func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `do $$ begin raise exception 'deadlock detected' using errcode = '40P01'; end $$`)
+		return err
+	}
+	guard := b.newGuard()
+	if _, err := applyGuarded(t.Context(), b.pool, guard, ds, b.failing("a", 1, fails)); err == nil || !strings.Contains(err.Error(), "deadlock detected") {
+		t.Errorf("got %v", err)
+	}
+	rs, err := applyGuarded(t.Context(), b.pool, guard, ds, b.apply("x"))
+	if err != nil || rs[0].Outcome != consumer.Applied {
+		t.Errorf("got %+v, %v", rs, err)
+	}
+}
+
+// As it is shown: with polling that blocks rebalances.
+func TestTheExampleWithFranzSharesItsPartitionsWithWhoJoins(t *testing.T) {
+	c := newCluster(t, 2)
+	guard := c.newGuard()
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	var members sync.WaitGroup
+	join := func(by string) {
+		client, err := kgo.NewClient(kgo.SeedBrokers(c.addr), kgo.ConsumerGroup(c.group), kgo.ConsumeTopics(c.topic),
+			kgo.DisableAutoCommit(), kgo.BlockRebalanceOnPoll(), kgo.HeartbeatInterval(100*time.Millisecond))
+		if err != nil {
+			t.Fatal(err)
+		}
+		members.Go(func() {
+			defer client.Close()
+			if err := consumeWithFranz(ctx, client, c.pool, guard, c.apply(by)); err != nil {
+				t.Errorf("%s: %v", by, err)
+			}
+		})
+	}
+	n := int64(0)
+	more := func() { // of as many keys as it takes to have some in each partition
+		n++
+		for k := range 8 {
+			c.publish(event(c.topic, fmt.Sprint("k", k), n))
+		}
+	}
+	join("one")
+	more()
+	c.eventually("the first has all", func() bool { return c.committed() == 8 })
+	join("two")
+	c.eventually("both apply", func() bool {
+		more()
+		return c.one("select count(distinct by)::text from applied") == "2"
+	})
+	c.eventually("everything is committed", func() bool { return c.committed() == 8*n })
+	cancel()
+	left := make(chan struct{})
+	go func() { members.Wait(); close(left) }()
+	select {
+	case <-left:
+	case <-time.After(patience):
+		t.Fatal("the members can't leave")
+	}
+}
+
 func TestTheExampleWebhookAppliesOnceAndPutsAsideWhatItCannotRead(t *testing.T) {
 	b := newBench(t)
-	server := httptest.NewServer(webhook(b.pool, b.newGuard(), b.apply("x")))
+	server := httptest.NewServer(webhook(b.pool, b.newGuard(), consumer.HandlerFunc(func(ctx context.Context, tx pgx.Tx, d consumer.Delivery) error {
+		if d.ContentType != "text/plain" {
+			t.Errorf("the event's content type is %q", d.ContentType)
+		}
+		return b.apply("x")(ctx, tx, d)
+	})))
 	defer server.Close()
 	post := func(r outbox.Record, spoil string) string {
 		t.Helper()
