@@ -295,6 +295,9 @@ func TestARecordWhosePositionByOffsetWouldBeStrictIsQuarantinedAndTheRestFlows(t
 	if got := b.one("select count(*)::text from fenceline.guard where stream like '%/%'"); got != "0" {
 		t.Errorf("%s guards for positions by offset", got)
 	}
+	if n := strings.Count(b.log.String(), "a record can't be read and was quarantined"); n != 3 {
+		t.Errorf("the log has %d of 3", n)
+	}
 }
 
 func TestATopicThatWasCreatedAnewIsNewToPositionsByOffsetWhenItsLifeIsRaised(t *testing.T) {

@@ -131,7 +131,7 @@ func (o *Operator) acceptTopic(ctx context.Context, topic string, partitions int
 			return fmt.Errorf("consumer: reading how many partitions %q had: %w", topic, err)
 		}
 		if partitions <= have {
-			return refuse("its number of partitions was %d, and a topic only gets more: one with fewer was created anew", have)
+			return refuse("its number of partitions was %d, and a topic only gets more: one with fewer was created anew; create it with as many, or read it by another Config.Name, which begins anew", have)
 		}
 		rows, err := tx.Query(ctx, o.sql.topicState, o.guard.cfg.Consumer, topic)
 		if err != nil {

@@ -198,8 +198,12 @@ func (p *partition) transact(c *chunk) error {
 	*c = done // the rest, if there is one, is for who reads next
 	p.reached(c.next, got)
 	for i := range c.deliveries {
-		if d := &c.deliveries[i]; d.Malformed != nil {
-			p.log.Error("a record can't be read and was quarantined", "offset", d.Offset, "err", d.Malformed)
+		if d := &c.deliveries[i]; results[i].Reason == Malformed {
+			cause := d.Malformed
+			if cause == nil { // the mapping could read it, and no guard can have it
+				cause = p.guard.check(d)
+			}
+			p.log.Error("a record can't be read and was quarantined", "offset", d.Offset, "err", cause)
 		}
 	}
 	p.committed(results, began)

@@ -18,6 +18,8 @@ type Observer interface {
 
 // Committed is one transaction that has committed.
 type Committed struct {
+	// Partition is empty, and Next and HighWatermark are zero, where no partition's
+	// record brought it about: an operator has let stored events go on.
 	Partition Partition
 	// Results are what became of the records, and of what they released from
 	// the park.
