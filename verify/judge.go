@@ -46,6 +46,9 @@ func (r *run) judge(ctx context.Context) error {
 		}
 		all := map[streamName]*parts{}
 		err := r.spool.bucket(i, func(v *seen) {
+			if r.cutOff(v) {
+				return
+			}
 			n := streamName{v.stream, v.key}
 			p := all[n]
 			if p == nil {

@@ -1,6 +1,7 @@
 package verify
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
@@ -61,12 +62,11 @@ func (r *run) findTopics(ctx context.Context) (topics []string, records int64, e
 func (r *run) readTopics(ctx context.Context, topics []string, records int64) error {
 	var done int64
 	for _, topic := range topics {
-		for partition, s := range r.spans[topic] {
-			err := r.cfg.Log.Read(ctx, topic, partition, s.Start, s.End, func(rec LogRecord) error {
+		for partition := range r.spans[topic] {
+			err := r.readPartition(ctx, topic, partition, func() {
 				if done++; done%10_000 == 0 {
 					r.cfg.Progress("topics", done, records)
 				}
-				return r.record(topic, partition, rec)
 			})
 			if err != nil {
 				return fmt.Errorf("verify: topic %s/%d: %w", topic, partition, err)
@@ -76,6 +76,38 @@ func (r *run) readTopics(ctx context.Context, topics []string, records int64) er
 	r.report.Records = done
 	r.cfg.Progress("topics", done, done)
 	return nil
+}
+
+// readPartition reads what the partition holds. Retention goes on meanwhile: where it
+// cuts off what is yet to be read, reading goes on at the log's new start, and the
+// partition is compared as one that begins there.
+func (r *run) readPartition(ctx context.Context, topic string, partition int, one func()) error {
+	span := &r.spans[topic][partition]
+	for from := span.Start; from < span.End; {
+		var kept error
+		err := r.cfg.Log.Read(ctx, topic, partition, from, span.End, func(rec LogRecord) error {
+			one()
+			from = rec.Offset + 1
+			kept = r.record(topic, partition, rec)
+			return kept
+		})
+		if err == nil || kept != nil {
+			return cmp.Or(kept, err)
+		}
+		now, gone := r.cfg.Log.Spans(ctx, topic)
+		if gone != nil || partition >= len(now) || now[partition].Start <= from {
+			return err
+		}
+		r.cfg.Logger.Info("the log was cut off while it was read", "topic", topic, "partition", partition, "start", now[partition].Start)
+		span.Start = min(now[partition].Start, span.End)
+		from = span.Start
+	}
+	return nil
+}
+
+// cutOff: the record was read, and is in the log no more.
+func (r *run) cutOff(v *seen) bool {
+	return v.source == inTopic && v.offset < r.spans[v.topic][v.partition].Start
 }
 
 func (r *run) record(topic string, partition int, rec LogRecord) error {
