@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/fenceline/fenceline/outbox"
 	"github.com/fenceline/fenceline/verify"
 )
 
@@ -63,6 +64,28 @@ func TestWhatRetentionTakesWhileTheTopicsAreReadIsNoDisagreement(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// A consumer may read topics that no outbox has to do with.
+func TestTheRecordsOfOthersInATopicOfAConsumersAreNoDisagreement(t *testing.T) {
+	w := newWorld(t)
+	w.append("k", "x")
+	w.publish()
+	w.consume()
+	w.log.topics["theirs"] = [][]verify.LogRecord{{
+		{Offset: 0, Value: []byte("{}")},
+		{Offset: 1, Value: []byte("{}"), Headers: []outbox.WireHeader{{Key: "ce_specversion", Value: []byte("1.0")}}},
+		{Offset: 2, Value: []byte("{}"), Headers: []outbox.WireHeader{{Key: "ce_fenceseq", Value: []byte("1")}}}, // claims to be of ours
+	}}
+	w.exec(`insert into fenceline.consumer_offset (consumer, topic, partition, next_offset) values ($1, 'theirs', 0, 3)`, service)
+	report, all := w.verify()
+	if len(all) != 1 || all[0].Kind != verify.Unreadable || all[0].Where != "theirs/0@2" || report.Foreign != 2 {
+		t.Errorf("found %v, %d are of others", all, report.Foreign)
+	}
+	// In one that is named, or is the outbox's own, they have no business.
+	if _, all := w.verify(func(c *verify.Config) { c.Topics = []string{"theirs"} }); len(all) != 3 {
+		t.Errorf("found %v", all)
 	}
 }
 

@@ -64,7 +64,7 @@ var remedies = map[Kind]string{
 	Head:       "somebody has changed outbox or head by hand",
 	Phantom:    "the effect downstream is of a commit that this database has lost: decide per key, then append the truth, and adopt it at the consumers",
 	Unfollowed: "append the stream's present state, so that consumers see it in the new history",
-	Unapplied:  "its consumer's database was restored, or its guard was changed by hand: set the group's offsets back, which applies nothing twice",
+	Unapplied:  "its consumer's database was restored, or its guard was changed by hand: set the group's offsets back, which applies nothing twice; of a consumer that began at the end of its topics (consumer.Latest) what was published before it is as it should be",
 }
 
 // Remedy says what to do about findings of this kind.
@@ -132,6 +132,9 @@ type Report struct {
 	// of streams that it holds.
 	Waiting int64 `json:"waiting"`
 	Held    int64 `json:"held"`
+	// Foreign are records of others, in topics that a consumer reads and the outbox
+	// has nothing to do with: nothing is said of them. They are among Records.
+	Foreign int64 `json:"foreign"`
 	// Uncovered are positions of which nothing can be said, because the other
 	// side of the comparison is past its retention.
 	Uncovered int64 `json:"uncovered"`

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/fenceline/fenceline/outbox"
@@ -20,6 +21,9 @@ func (r *run) findTopics(ctx context.Context) (topics []string, records int64, e
 	}
 	appended := slices.Clone(topics)
 	topics = append(topics, r.cfg.Topics...)
+	for _, t := range topics {
+		r.ours[t] = true
+	}
 	for i := range r.cfg.Consumers {
 		more, err := r.consumerTopics(ctx, &r.cfg.Consumers[i])
 		if err != nil {
@@ -113,7 +117,11 @@ func (r *run) cutOff(v *seen) bool {
 func (r *run) record(topic string, partition int, rec LogRecord) error {
 	where := place(topic, int32(partition), rec.Offset)
 	ev, err := outbox.ParseWire(topic, rec.Key, rec.Value, time.UnixMilli(rec.TimestampMS), rec.Headers)
-	if err != nil {
+	switch {
+	case err != nil && !r.ours[topic] && foreign(rec.Headers):
+		r.report.Foreign++
+		return nil
+	case err != nil:
 		r.found(Finding{Kind: Unreadable, Where: where, Detail: err.Error()})
 		return nil
 	}
@@ -125,6 +133,14 @@ func (r *run) record(topic string, partition int, rec LogRecord) error {
 	v.event(&ev)
 	v.digest = fingerprint(rec.Key, rec.Value, rec.Headers)
 	return r.spool.add(&v)
+}
+
+// foreign: the record doesn't say that it is an event of an outbox like ours. In a topic
+// that is read because a consumer reads it, that is somebody else's.
+func foreign(headers []outbox.WireHeader) bool {
+	return !slices.ContainsFunc(headers, func(h outbox.WireHeader) bool {
+		return strings.HasPrefix(strings.ToLower(h.Key), "ce_fence")
+	})
 }
 
 // belongs: a record of this key was to be written there, by the number of

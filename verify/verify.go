@@ -135,6 +135,7 @@ type run struct {
 	report Report
 	spool  *spool
 	spans  map[string][]Span // of the topics that exist
+	ours   map[string]bool   // topics of the outbox's streams, and those of Config.Topics
 	former map[string][]formerly
 	since  int64       // events created from then on (µs) are still in the outbox
 	gaps   []gap       // of the outbox's positions
@@ -148,7 +149,7 @@ func Run(ctx context.Context, cfg Config) (*Report, error) {
 	if err := cfg.check(); err != nil {
 		return nil, err
 	}
-	r := &run{cfg: cfg, spans: map[string][]Span{}, report: Report{Found: map[Kind]int64{}}}
+	r := &run{cfg: cfg, spans: map[string][]Span{}, ours: map[string]bool{}, report: Report{Found: map[Kind]int64{}}}
 	dir, err := os.MkdirTemp(cfg.Dir, "fenceline-verify-")
 	if err != nil {
 		return nil, fmt.Errorf("verify: a directory for what is read: %w", err)

@@ -179,6 +179,9 @@ func (o *findings) summary(r *verify.Report) error {
 	if r.Waiting+r.Held+r.Uncovered > 0 {
 		fmt.Fprintf(&b, "%-10s%s not published yet, %d of held streams, %s of which one side is past its retention\n", "not", some(r.Waiting, "event"), r.Held, some(r.Uncovered, "position"))
 	}
+	if r.Foreign > 0 {
+		fmt.Fprintf(&b, "%-10s%s of others, in topics that only consumers read\n", "not", some(r.Foreign, "record"))
+	}
 	for _, k := range verify.Kinds() {
 		if n := r.Found[k]; n > 0 {
 			fmt.Fprintf(&b, "%-10s%d %s: %s\n", "found", n, k, k.Remedy())
