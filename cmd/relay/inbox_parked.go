@@ -100,11 +100,13 @@ func parkedShow(ctx context.Context, args []string, stdout, _ io.Writer) error {
 		if err != nil {
 			return err
 		}
-		list, err := op.Records(ctx, i.stream, i.filter)
+		ask := i.filter
+		ask.Limit++ // one more tells whether there are more
+		list, err := op.Records(ctx, i.stream, ask)
 		if err != nil {
 			return err
 		}
-		return i.print(stdout, streamReport{Stream: i.stream.Stream, Key: i.stream.Key, Guard: newGuardLine(g), Records: storedLines(list)})
+		return i.print(stdout, streamReport{Stream: i.stream.Stream, Key: i.stream.Key, Guard: newGuardLine(g), Records: storedLines(list[:min(len(list), i.filter.Limit)]), More: len(list) > i.filter.Limit})
 	})
 }
 
@@ -114,6 +116,7 @@ type streamReport struct {
 	Key     string       `json:"key"`
 	Guard   guardLine    `json:"guard"`
 	Records []storedLine `json:"records"`
+	More    bool         `json:"more"`
 }
 
 type guardLine struct {
@@ -160,6 +163,9 @@ func (r streamReport) text() string {
 	}
 	for _, l := range r.Records {
 		b.WriteString(l.text())
+	}
+	if r.More {
+		fmt.Fprintf(&b, "there are more (%d in all): show them with a larger -limit\n", g.Parked)
 	}
 	return b.String()
 }

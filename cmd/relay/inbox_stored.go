@@ -175,7 +175,7 @@ func (i *inbox) printRecord(stdout io.Writer, read func() (consumer.StoredRecord
 type recordReport struct {
 	storedLine
 	Error     string       `json:"error"`
-	Timestamp time.Time    `json:"timestamp"`
+	Timestamp string       `json:"timestamp"` // the record's own, which need not be a date of this era
 	KafkaKey  shown        `json:"kafka_key"`
 	Headers   []headerLine `json:"headers"`
 	Value     shown        `json:"value"`
@@ -216,7 +216,7 @@ func (s shown) String() string {
 }
 
 func newRecordReport(f consumer.StoredRecord) recordReport {
-	r := recordReport{newStoredLine(f.Stored), f.Error, f.Record.Time.UTC(), newShown(f.Record.Key), []headerLine{}, newShown(f.Record.Value)}
+	r := recordReport{newStoredLine(f.Stored), f.Error, f.Record.Time.UTC().Format(time.RFC3339Nano), newShown(f.Record.Key), []headerLine{}, newShown(f.Record.Value)}
 	for _, h := range f.Record.Headers {
 		r.Headers = append(r.Headers, headerLine{strings.ToValidUTF8(h.Key, "\uFFFD"), newShown(h.Value)})
 	}
@@ -229,7 +229,7 @@ func (r recordReport) text() string {
 	if r.Error != "" {
 		fmt.Fprintf(&b, "error   %q\n", r.Error)
 	}
-	fmt.Fprintf(&b, "time    %s\nkey     %s\n", r.Timestamp.Format(time.RFC3339Nano), r.KafkaKey)
+	fmt.Fprintf(&b, "time    %s\nkey     %s\n", r.Timestamp, r.KafkaKey)
 	for _, h := range r.Headers {
 		fmt.Fprintf(&b, "header  %q = %s\n", h.Name, h.Value)
 	}

@@ -147,6 +147,10 @@ func TestParkedStreamsAreListedShownAndDecidedAbout(t *testing.T) {
 	if s.Guard.Seq != 1 || s.Guard.Blocked != "failing" || len(s.Records) != 4 || s.Records[0].Attempts != 1 {
 		t.Errorf("%+v", s)
 	}
+	w.do(w.reader, 0, "parked show -stream s -key a_key -limit 3", "seq 7 data", "there are more (4 in all)")
+	if s := relayJSON[streamReport](t, w.reader, "inbox", "parked", "show", "-json", "-stream", "s", "-key", "a key", "-limit", "3"); len(s.Records) != 3 || !s.More {
+		t.Errorf("%+v", s)
+	}
 	w.do(w.reader, 1, "parked show"+at+"-seq 2", "fenceline_operator") // what it says is not the monitor's to read
 	w.do(w.operator, 0, "parked show"+at+"-seq 2", "no such account", `"secret 2"`, "ce_fenceseq")
 
@@ -176,6 +180,26 @@ func TestParkedStreamsAreListedShownAndDecidedAbout(t *testing.T) {
 	for _, e := range a.Entries {
 		if len(e.Detail) == 0 || e.Detail[0] != '{' { // JSON within JSON, and no text that has to be read once more
 			t.Errorf("the detail of %s is %s", e.Action, e.Detail)
+		}
+	}
+}
+
+// What is in a topic may say of itself that it is of a year that no date is of.
+func TestAHostileRecordOfAnyTimeIsShown(t *testing.T) {
+	w := newInboxWorld(t)
+	for i, c := range []struct {
+		ms   int64
+		year string
+	}{{1e17, "3170843-"}, {-1e17, "-3166904-"}, {-1, "1969-"}} {
+		d := consumer.NewDelivery(consumer.Partition{Topic: "s"}, consumer.KafkaRecord{Offset: int64(i), Time: time.UnixMilli(c.ms), Key: []byte("k")})
+		w.tx(func(ctx context.Context, tx pgx.Tx) error {
+			_, err := w.guard.Apply(ctx, tx, []consumer.Delivery{d}, w.handler())
+			return err
+		})
+		id := fmt.Sprint(i + 1)
+		w.do(w.operator, 0, "quarantine show -id "+id, "time    "+c.year)
+		if r := relayJSON[recordReport](t, w.operator, "inbox", "quarantine", "show", "-json", "-id", id); !strings.HasPrefix(r.Timestamp, c.year) {
+			t.Errorf("%+v", r)
 		}
 	}
 }
