@@ -63,7 +63,9 @@ type Progress struct {
 	// to commit to Kafka, after the transaction.
 	Committable int64
 	// Overflow is the lowest offset of a record that did not fit and is to be read
-	// again as soon as [Guard.Room] says so; [NoOffset] if there is none.
+	// again as soon as [Guard.Room] says so; [NoOffset] if there is none. Behind what
+	// was read (of a topic that was created anew) there is nothing to go back to: read
+	// on, and never from there.
 	Overflow int64
 }
 
