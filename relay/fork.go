@@ -75,12 +75,14 @@ func (f *fork) over() bool {
 	return f.joined && len(f.flow.pages) == 0 && (f.gate == nil || f.gate.passed)
 }
 
-// inherits: some rows of f would be this fork's if f were not there.
+// inherits: some rows of the other would be this fork's if that were not there. Two
+// partitions' forks share rows where the topic had another number of partitions in
+// between.
 func (f *fork) inherits(of *fork) bool {
 	if f.flow.shards&of.flow.shards == 0 || f.topic != "" && f.topic != of.topic {
 		return false
 	}
-	return f.rank() < of.rank() || f.rank() == 3 && f.partitions != of.partitions
+	return f.rank() < of.rank() || f.rank() == 3 && of.rank() == 3 && f.partitions != of.partitions
 }
 
 // rewind goes back to what is acknowledged, also when it had joined: it stands
