@@ -157,6 +157,7 @@ func (s *session) capture() (*state, error) {
 		return over
 	})
 	st := &state{acks: s.acks, stale: s.stale || s.moved}
+	due := slices.DeleteFunc(slices.Clone(s.forks), func(f *fork) bool { return !f.dirty && !f.over() })
 	var groups []groupRow
 	rest := s.shards
 	forks := []forkRow{}
@@ -168,7 +169,7 @@ func (s *session) capture() (*state, error) {
 		case f.over():
 			st.joined = append(st.joined, f)
 			forks = append(forks, f.row())
-		case f.dirty:
+		case slices.ContainsFunc(due, f.sameRow): // itself, or one whose row takes this one's away
 			st.forks = append(st.forks, f)
 			row := f.row()
 			row.cursorRow = f.flow.acked.row()

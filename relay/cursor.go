@@ -64,6 +64,10 @@ func (c cursor) finish() cursor {
 	return cursor{s1: c.s2, low: c.low2, young: c.young2}
 }
 
+// floor is the boundary at which the cursor's window starts. Everything that is behind
+// it is behind the cursor.
+func (c cursor) floor() cursor { return cursor{s1: c.s1, low: c.low, young: c.young} }
+
 // spot says where a cursor stands. Cursors at the same place may differ in
 // their bounds, all of which hold.
 type spot struct {

@@ -82,7 +82,20 @@ func (f *fork) inherits(of *fork) bool {
 	if f.flow.shards&of.flow.shards == 0 || f.topic != "" && f.topic != of.topic {
 		return false
 	}
-	return f.rank() < of.rank() || f.rank() == 3 && of.rank() == 3 && f.partitions != of.partitions
+	return f.rank() < of.rank() || f.overlaps(of)
+}
+
+// overlaps: both are of a partition, by another number of them, and can have the same
+// rows.
+func (f *fork) overlaps(o *fork) bool {
+	return f.rank() == 3 && o.rank() == 3 && f.topic == o.topic && f.flow.shards&o.flow.shards != 0 && f.partitions != o.partitions
+}
+
+// sameRow: to store one of the two takes the row of the other away, as the database
+// tells forks apart by topic, partition and shards. Two of one partition there are
+// where the topic had another number of partitions in between.
+func (f *fork) sameRow(o *fork) bool {
+	return f.topic == o.topic && f.partition == o.partition && f.flow.shards&o.flow.shards != 0
 }
 
 // rewind goes back to what is acknowledged, also when it had joined: it stands

@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -136,7 +137,39 @@ func (s *session) loadForks(ctx context.Context, conn querier, own []int) error 
 		s.forks = append(s.forks, &one)
 		return nil
 	})
+	s.orderForks()
 	return err
+}
+
+// orderForks says which of two partitions' forks has the rows that can be in both, as
+// they can where the topic had another number of partitions in between: the first one.
+// One of the two had them before, and the other has passed them, published or not. The
+// one that stands further behind has passed none that is unpublished. Of two windows
+// neither has to be behind the other, their beginnings have; what is published in
+// between comes twice.
+func (s *session) orderForks() {
+	two := false
+	for _, f := range s.forks {
+		if slices.ContainsFunc(s.forks, f.overlaps) {
+			two = true
+			f.flow.acked = f.flow.acked.floor()
+			f.flow.read = f.flow.acked
+		}
+	}
+	if !two {
+		return
+	}
+	slices.SortStableFunc(s.forks, func(a, b *fork) int {
+		switch {
+		case a.rank() < 3 || b.rank() < 3:
+			return cmp.Compare(a.rank(), b.rank())
+		case a.flow.acked.older(b.flow.acked):
+			return -1
+		case b.flow.acked.older(a.flow.acked):
+			return 1
+		}
+		return 0
+	})
 }
 
 // sameCluster refuses transaction ids that this cluster has not given out yet:
