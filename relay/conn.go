@@ -139,6 +139,32 @@ func pinned(ctx context.Context, conn, other *pgx.Conn) (uint32, error) {
 	return before, nil
 }
 
+// oneServer refuses two sessions that are not with the same server, or with a standby.
+// A pool that knows several hosts gives such ones after a failover: a host of before
+// takes connections again, and what is idle is of another one. A snapshot of the
+// reader's becomes a cursor that the writer stores. Of another server it says nothing
+// here; and on a standby a snapshot lists no transaction that runs, so that the
+// events of those would count as published.
+func oneServer(ctx context.Context, reader, writer *pgx.Conn) error {
+	var started [2]time.Time
+	for i, conn := range [...]*pgx.Conn{reader, writer} {
+		var standby bool
+		if err := conn.QueryRow(ctx, "select pg_is_in_recovery(), pg_postmaster_start_time()").Scan(&standby, &started[i]); err != nil {
+			return fmt.Errorf("relay: check the connection: %w", err)
+		}
+		if standby {
+			return fmt.Errorf("relay: check the connection: %s is a standby: %s", conn.Config().Host, oneServerRemedy)
+		}
+	}
+	if !started[0].Equal(started[1]) {
+		return fmt.Errorf("relay: check the connection: one session is with a server that runs since %v, the other with one that runs since %v: %s",
+			started[0].UTC().Format(time.RFC3339Nano), started[1].UTC().Format(time.RFC3339Nano), oneServerRemedy)
+	}
+	return nil
+}
+
+const oneServerRemedy = "connect to the primary alone; where the connection string names several hosts, with target_session_attrs=read-write"
+
 // stays is one try: conn is still with backend before while other has a transaction.
 func stays(ctx context.Context, conn, other *pgx.Conn, before uint32) error {
 	const ask, plain = "select pg_backend_pid()", pgx.QueryExecModeExec

@@ -175,7 +175,9 @@ func (e *exam) direct() {
 		b, second := dial(e.ctx, e.pool, doctorSettings)
 		if err = second; err == nil {
 			defer hangUp(b)
-			_, err = pinned(e.ctx, a, b)
+			if _, err = pinned(e.ctx, a, b); err == nil {
+				err = oneServer(e.ctx, a, b)
+			}
 		}
 	}
 	var pooler *PoolerError

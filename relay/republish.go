@@ -134,11 +134,6 @@ func Republish(ctx context.Context, pool *pgxpool.Pool, publisher Publisher, cfg
 	if err := schema.Check(ctx, pool, cfg.Schema, schema.Producer); err != nil {
 		return RepublishReport{}, fmt.Errorf("relay: %w", err)
 	}
-	if !cfg.DryRun {
-		if err := trustworthy(ctx, pool, cfg.Schema); err != nil {
-			return RepublishReport{}, err
-		}
-	}
 	// Who has paused the relays, for the broker's sake maybe, means this too.
 	switch p, err := ReadPause(ctx, pool, cfg.Schema); {
 	case err != nil:
@@ -154,6 +149,11 @@ func Republish(ctx context.Context, pool *pgxpool.Pool, publisher Publisher, cfg
 		return RepublishReport{}, err
 	}
 	defer hangUp(conn)
+	if !cfg.DryRun {
+		if err := trustworthy(ctx, conn, cfg.Schema); err != nil {
+			return RepublishReport{}, err
+		}
+	}
 	r := &republisher{cfg: cfg, conn: conn, pub: publisher, sql: newRepublishStatements(cfg.Schema), targets: map[string]Topic{}, left: map[string]*Left{}, lookEvery: cfg.lookEvery}
 	if r.seen, err = loadSeen(ctx, conn, cfg.Schema); err != nil {
 		return RepublishReport{}, err
@@ -173,16 +173,17 @@ func Republish(ctx context.Context, pool *pgxpool.Pool, publisher Publisher, cfg
 
 // trustworthy refuses a database that may not know what was skipped: a standby has
 // not replayed it yet, and one that was restored has lost it. The event would then
-// be published behind its own marker.
-func trustworthy(ctx context.Context, pool *pgxpool.Pool, name string) error {
-	err := dbcheck.Check(ctx, pool, name, false)
+// be published behind its own marker. It asks the session that reads: another of the
+// pool's can be with another server.
+func trustworthy(ctx context.Context, conn *pgx.Conn, name string) error {
+	err := dbcheck.Check(ctx, conn, name, false)
 	var p *dbcheck.Problem
 	if errors.As(err, &p) {
 		return (*SettingError)(p)
 	}
 	var same bool
 	if err == nil {
-		err = pool.QueryRow(ctx, schema.Expand(sameHistorySQL, name)).Scan(&same)
+		err = conn.QueryRow(ctx, schema.Expand(sameHistorySQL, name)).Scan(&same)
 	}
 	switch {
 	case err != nil:

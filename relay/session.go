@@ -117,6 +117,9 @@ func openSession(ctx context.Context, pool *pgxpool.Pool, pub Publisher, cfg Con
 	if s.reader.pid, err = pinned(ctx, conn, s.writer); err != nil {
 		return nil, err
 	}
+	if err = oneServer(ctx, conn, s.writer); err != nil {
+		return nil, err
+	}
 	return s, s.load(ctx)
 }
 
