@@ -130,7 +130,9 @@ func pinned(ctx context.Context, conn, other *pgx.Conn) (uint32, error) {
 	if before == conn.PgConn().PID() {
 		return before, nil
 	}
-	// Which of the backends that it has idle a pooler gives is a matter of moments.
+	// Which of the backends that it has idle a pooler gives is a matter of moments: most
+	// give the one that came back last, which after a try is other's. So conn is asked
+	// again before each.
 	for range 5 {
 		if err := stays(ctx, conn, other, before); err != nil {
 			return 0, err
@@ -169,6 +171,12 @@ const oneServerRemedy = "connect to the primary alone; where the connection stri
 func stays(ctx context.Context, conn, other *pgx.Conn, before uint32) error {
 	const ask, plain = "select pg_backend_pid()", pgx.QueryExecModeExec
 	var after uint32
+	if err := conn.QueryRow(ctx, ask, plain).Scan(&after); err != nil {
+		return fmt.Errorf("relay: check the connection: %w", err)
+	}
+	if before != after {
+		return moved(before, after)
+	}
 	tx, err := other.Begin(ctx)
 	if err != nil {
 		return fmt.Errorf("relay: check the connection: %w", err)
@@ -185,7 +193,11 @@ func stays(ctx context.Context, conn, other *pgx.Conn, before uint32) error {
 	case err != nil:
 		return fmt.Errorf("relay: check the connection: %w", err)
 	case before != after:
-		return &PoolerError{Reason: fmt.Sprintf("one session ran on backend %d and then on backend %d", before, after)}
+		return moved(before, after)
 	}
 	return nil
+}
+
+func moved(before, after uint32) *PoolerError {
+	return &PoolerError{Reason: fmt.Sprintf("one session ran on backend %d and then on backend %d", before, after)}
 }

@@ -22,11 +22,17 @@ type pooler struct {
 
 	mu   sync.Mutex
 	idle []*pgconn.HijackedConn // the last one in is the first one out
+	busy int                    // so many come back just before another client's
 }
 
 func startPooler(t testing.TB, dsn string, session bool) (addr string) {
 	t.Helper()
-	p := &pooler{t: t, dsn: dsn, session: session}
+	return (&pooler{t: t, dsn: dsn, session: session}).start()
+}
+
+func (p *pooler) start() (addr string) {
+	t := p.t
+	t.Helper()
 	ear, err := net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -139,6 +145,10 @@ func (p *pooler) serve(c net.Conn) {
 				if ready.TxStatus == 'I' && !p.session {
 					p.mu.Lock()
 					p.idle = append(p.idle, server)
+					if n := len(p.idle); n > 1 && p.busy > 0 {
+						p.busy--
+						p.idle[n-2], p.idle[n-1] = p.idle[n-1], p.idle[n-2]
+					}
 					p.mu.Unlock()
 					server = nil
 				}
@@ -211,5 +221,42 @@ func TestAPoolerInTransactionModeIsRefusedWithTheRemedy(t *testing.T) {
 		newProducer(t, pool, "k").publish("a", "x")
 		eventually(t, "in session mode it is accepted", func() bool { return kafka.has("a", "x") })
 		r.end()
+	}
+}
+
+// Another client has given its backend back in between, so the pooler gives that one
+// to the second session, and the first one its own again, as often as it is tried.
+func TestAPoolerWithOtherClientsIsRefusedToo(t *testing.T) {
+	t.Parallel()
+	pool, _ := fresh(t)
+	cfg := pool.Config()
+	p := &pooler{t: t, dsn: cfg.ConnString()}
+	through := "postgres://postgres@" + p.start() + "/" + cfg.ConnConfig.Database + "?sslmode=disable&default_query_exec_mode=exec"
+	var conns [2]*pgx.Conn
+	var open [2]pgx.Tx
+	for i := range conns { // each has a backend, which is idle then
+		var err error
+		if conns[i], err = pgx.Connect(bg, through); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = conns[i].Close(bg) })
+		if open[i], err = conns[i].Begin(bg); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, tx := range open {
+		if err := tx.Rollback(bg); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, "both are idle", func() bool {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.busy = 1
+		return len(p.idle) == 2
+	})
+	var pe *PoolerError
+	if pid, err := pinned(bg, conns[0], conns[1]); !errors.As(err, &pe) {
+		t.Errorf("the session stays with backend %d: %v", pid, err)
 	}
 }
