@@ -179,6 +179,7 @@ func (l *lane) sendable(items []item) (_ []item, valid bool) {
 	for i := range items {
 		if l.s.isHeld(&items[i]) {
 			l.s.settle(&items[i])
+			items[i].unload()
 		} else {
 			keep = append(keep, items[i])
 		}
@@ -265,9 +266,7 @@ func (l *lane) acknowledged(b *Batch, items []item) bool {
 		h(b.Topic, b.Partition, len(items), bytes, time.Since(items[0].CreatedAt))
 	}
 	for i := range items {
-		// The page keeps its rows until the last of them is done, which may be
-		// in a lane that stands still. What is large goes now.
-		items[i].Payload, items[i].Headers = nil, nil
+		items[i].unload()
 	}
 	return true
 }

@@ -182,9 +182,15 @@ func (s *session) dispatch(f *flow, ch chunk) {
 			// it in the lane is done, see lane.take.
 			s.inFlight += it.weight
 			s.topic(it.Topic).push(it)
+			continue
 		}
+		it.unload()
 	}
 }
+
+// unload lets what is large of a row go that isn't sent any more: the page keeps its
+// rows until the last of them is done, which may be in a lane that stands still.
+func (r *row) unload() { r.Payload, r.Headers = nil, nil }
 
 // owner is the flow that has to publish a row: the fork of its partition, else
 // that of its topic, else that of its shard, else the main flow. Called under

@@ -94,6 +94,7 @@ func (l *lane) judge(items []item) bool {
 		if s.settle(&items[i]) {
 			s.acks++
 		}
+		items[i].unload()
 	}
 	if !l.topic.told {
 		l.topic.told = true
