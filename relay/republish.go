@@ -32,7 +32,7 @@ type RepublishConfig struct {
 	Key, Topic string
 
 	// FromPos and ToPos choose by pos, both ends included. Default to the first
-	// event and the last.
+	// event and the last that is there when the call begins.
 	FromPos, ToPos int64
 
 	// From and To choose by the time of the append, From included, To not.
@@ -252,6 +252,7 @@ type seen struct {
 	cursors []*flow
 	forks   []*fork
 	held    map[streamKey]int64
+	high    int64 // the sequence's value then: what comes behind it is published by none of them
 }
 
 // why says why a row can't be published again; empty if it can. As in a session,
@@ -305,6 +306,9 @@ func loadSeen(ctx context.Context, conn *pgx.Conn, name string) (*seen, error) {
 			return err
 		}
 		out.forks = s.forks
+		if err := tx.QueryRow(ctx, schema.Expand("select coalesce(pg_sequence_last_value('@schema_name@.outbox_pos'), 0)", name)).Scan(&out.high); err != nil {
+			return err
+		}
 		rows, err := tx.Query(ctx, schema.Expand("select topic, key, pos from @schema@.relay_held", name))
 		if err != nil {
 			return err

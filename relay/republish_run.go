@@ -141,11 +141,12 @@ func (r *republisher) run(ctx context.Context) error {
 	return last
 }
 
-// bounds are the first and the last pos that are chosen.
+// bounds are the first and the last pos that are chosen. Events that are appended
+// meanwhile are none of them, or it would run behind a busy outbox without an end.
 func (r *republisher) bounds() (first, last int64) {
-	last = r.cfg.ToPos
-	if last == 0 {
-		last = 1<<63 - 1
+	last = r.seen.high
+	if r.cfg.ToPos != 0 {
+		last = min(last, r.cfg.ToPos)
 	}
 	return r.cfg.FromPos, last
 }
@@ -283,27 +284,6 @@ func (r *republisher) publish(ctx context.Context, page []found) error {
 		r.cfg.Progress(r.result())
 	}
 	return ctx.Err()
-}
-
-// target describes a topic, once, and refuses one that the relay would refuse.
-func (r *republisher) target(ctx context.Context, topic string) (Topic, error) {
-	if d, known := r.targets[topic]; known {
-		return d, nil
-	}
-	var pinned int
-	if err := r.conn.QueryRow(ctx, r.sql.pin, topic).Scan(&pinned); err != nil {
-		return Topic{}, fmt.Errorf("relay: republish: look up the partition count of topic %q: %w", topic, err)
-	}
-	d, err := r.pub.Describe(ctx, topic)
-	if err != nil {
-		return d, fmt.Errorf("relay: republish: %w", err)
-	}
-	d.Name = topic
-	if refusal := unfit(d, pinned, r.cfg.MaxRecordBytes); refusal != nil {
-		return d, fmt.Errorf("relay: republish: %w", refusal)
-	}
-	r.targets[topic] = d
-	return d, nil
 }
 
 // pace waits until n more records are within the rate. What could not be sent when

@@ -111,16 +111,59 @@ func (r *republisher) send(ctx context.Context, b *Batch) error {
 			return nil
 		}
 		r.cfg.Logger.Warn("broker does not acknowledge, trying again", "topic", b.Topic, "partition", b.Partition, "error", err)
-		timer := time.NewTimer(wait.NextBackOff())
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-			return ctx.Err()
-		}
-		// Relays are paused for the sake of a broker that is in trouble, mostly.
-		if err := r.mayGoOn(ctx); err != nil {
+		if err := r.tryAgain(ctx, wait.NextBackOff()); err != nil {
 			return err
 		}
 	}
+}
+
+// target describes a topic, once, and refuses one that the relay would refuse.
+func (r *republisher) target(ctx context.Context, topic string) (Topic, error) {
+	if d, known := r.targets[topic]; known {
+		return d, nil
+	}
+	var pinned int
+	if err := r.conn.QueryRow(ctx, r.sql.pin, topic).Scan(&pinned); err != nil {
+		return Topic{}, fmt.Errorf("relay: republish: look up the partition count of topic %q: %w", topic, err)
+	}
+	d, err := r.describe(ctx, topic)
+	if err != nil {
+		return d, err
+	}
+	d.Name = topic
+	if refusal := unfit(d, pinned, r.cfg.MaxRecordBytes); refusal != nil {
+		return d, fmt.Errorf("relay: republish: %w", refusal)
+	}
+	r.targets[topic] = d
+	return d, nil
+}
+
+// describe asks until the broker has said what the topic is.
+func (r *republisher) describe(ctx context.Context, topic string) (Topic, error) {
+	wait := patience(20*time.Millisecond, 2*time.Second)
+	for {
+		d, err := r.pub.Describe(ctx, topic)
+		var refused *TopicError
+		switch {
+		case err == nil:
+			return d, nil
+		case ctx.Err() != nil:
+			return d, ctx.Err()
+		case errors.As(err, &refused):
+			return d, fmt.Errorf("relay: republish: %w", err)
+		}
+		r.cfg.Logger.Warn("broker does not answer, trying again", "topic", topic, "error", err)
+		if err := r.tryAgain(ctx, wait.NextBackOff()); err != nil {
+			return d, err
+		}
+	}
+}
+
+// tryAgain waits before a further attempt. Relays are paused for the sake of a broker
+// that is in trouble, mostly.
+func (r *republisher) tryAgain(ctx context.Context, after time.Duration) error {
+	if err := pause(ctx, after); err != nil {
+		return err
+	}
+	return r.mayGoOn(ctx)
 }

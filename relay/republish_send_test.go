@@ -72,3 +72,76 @@ func TestWhoGoesOnBehindWhereARepublishEndedLeavesNothingOut(t *testing.T) {
 		t.Errorf("%+v, %v; event 2 at pos %d is not done", report, err, pos("2"))
 	}
 }
+
+// Each event that is appended meanwhile is behind the ones that were chosen, and would
+// be read in its turn, and left alone, as long as some come.
+func TestARepublishEndsWhileEventsAreAppended(t *testing.T) {
+	t.Parallel()
+	pool, kafka := fresh(t, "a")
+	p := newProducer(t, pool, "k")
+	p.publish("a", "1", "2")
+	published(t, pool, kafka, "a", "2")
+	for name, cfg := range map[string]RepublishConfig{"by pos": {FromPos: 1}, "of a stream": {Key: "k", Topic: "a"}, "of a key": {Key: "k"}} {
+		pages := 0
+		cfg.Progress = func(RepublishReport) {
+			if pages++; pages < 20 {
+				p.publish("a", "new")
+			}
+		}
+		_, report := again(t, pool, cfg, "a")
+		if pages != 1 || report.Events < 2 {
+			t.Errorf("%s: %d pages, %+v; want one page of what was there", name, pages, report)
+		}
+		last := fmt.Sprint("last, ", name)
+		p.publish("a", last)
+		published(t, pool, kafka, "a", last)
+	}
+}
+
+// Also where a topic is met for the first time, which may be in the middle.
+func TestARepublishWaitsOutAnOutageInWhichATopicIsMet(t *testing.T) {
+	t.Parallel()
+	pool, kafka := fresh(t, "a")
+	newProducer(t, pool, "k").publish("a", "1")
+	published(t, pool, kafka, "a", "1")
+	asked, away := 0, 3
+	kafka.describe = func(name string) (Topic, error) {
+		if asked++; asked <= away {
+			return Topic{}, errAway
+		}
+		return kafka.topics[name], nil
+	}
+	cfg := RepublishConfig{Who: "test", Key: "k", Logger: quick().Logger}
+	if report, err := Republish(bg, pool, kafka, cfg); err != nil || report.Events != 1 || asked != away+1 {
+		t.Errorf("%+v, %v, asked %d times", report, err, asked)
+	}
+	// Whoever pauses the relays meanwhile, or ends it, is heeded.
+	asked, away = 0, 1<<30
+	cfg.lookEvery = time.Millisecond
+	cfg.Progress = nil
+	ctx, cancel := context.WithCancel(bg)
+	defer cancel()
+	ended := make(chan error, 2)
+	go func() {
+		_, err := Republish(ctx, pool, kafka, cfg)
+		ended <- err
+	}()
+	tries := func() int { kafka.mu.Lock(); defer kafka.mu.Unlock(); return asked }
+	patiently(t, "it asks again and again", func() bool { return tries() > 2 })
+	cancel()
+	if err := receive(t, "it ends", ended); !errors.Is(err, context.Canceled) {
+		t.Errorf("told to end it gives %v", err)
+	}
+	n := tries()
+	go func() {
+		_, err := Republish(bg, pool, kafka, cfg)
+		ended <- err
+	}()
+	patiently(t, "the next one asks again and again", func() bool { return tries() > n+2 })
+	if _, err := SetPause(bg, pool, "", true, "me", "the broker is upgraded"); err != nil {
+		t.Fatal(err)
+	}
+	if err := receive(t, "it ends", ended); !errors.Is(err, ErrPaused) {
+		t.Errorf("paused it gives %v", err)
+	}
+}
