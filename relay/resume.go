@@ -295,7 +295,9 @@ func (s *session) applySettled(x settled) {
 	case becameMoved:
 		x.sd.stored = place{x.Pos, x.Epoch, x.Seq}
 	case becameHeld:
-		if h.side == x.sd {
+		// Or the topic was refused meanwhile, for which the request would stand: but it is
+		// answered now, and an operator may decide anew, on an event that is not on its way.
+		if h.side == x.sd || h.side == nil && h.asked == x.Asked {
 			h.side, h.wanted, h.Since = nil, false, time.Time{}
 		}
 	case becameGone:

@@ -464,3 +464,24 @@ func TestNothingFallsBetweenAHeldStreamAndTheMainFlow(t *testing.T) {
 	}
 	t.Logf("%d events, %d joins, %d crashes", total, joins.Load(), crashes.Load())
 }
+
+// The answer to a request is being stored when the topic is refused. The request is over
+// then: an operator may skip the record, which must not be on its way.
+func TestARequestThatIsAnsweredIsNotTakenUpAgainForARefusalMeanwhile(t *testing.T) {
+	t.Parallel()
+	sd := &side{asked: 1, stopped: true, next: place{7, 1, 7}, flow: flow{beside: true}}
+	h := &hold{HeldStream: HeldStream{Topic: "a", Key: "k", Pos: 6, Epoch: 1, Seq: 6}, recorded: true, asked: 1, wanted: true, side: sd}
+	s := &session{held: map[streamKey]*hold{{"a", "k"}: h}}
+	x := settled{h: h, sd: sd, Topic: "a", Key: "k", Became: becameHeld, Asked: 1}
+	s.unresume("a")
+	s.applySettled(x)
+	if h.wanted || h.side != nil || h.Pos != 6 {
+		t.Errorf("wanted %t, held at pos %d, beside it %v; want what is stored: held at 6, and no request", h.wanted, h.Pos, h.side)
+	}
+	// One that came after it stands.
+	h.wanted, h.asked = true, 2
+	s.applySettled(x)
+	if !h.wanted {
+		t.Error("a newer request is forgotten")
+	}
+}
