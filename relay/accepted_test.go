@@ -203,3 +203,23 @@ func TestWhatWaitsForAPartitionIsPublishedWhateverPartitionsTheTopicHasThen(t *t
 	r.end()
 	complete(t, kafka.log("a"))
 }
+
+// One of them has come to the end of what there is, and the other, which has some of
+// its rows, stands still: it is not worth a look at once.
+func TestAForkThatMayNotJoinYetIsNotReadWithoutAPause(t *testing.T) {
+	t.Parallel()
+	pool, kafka := fresh(t)
+	newProducer(t, pool, "k").publish("a", "1")
+	s := opened(t, pool, kafka, leased(t, pool, outbox.Shard("k")))
+	s.ending = true // nothing is asked, and nothing sent
+	s.soft = bg
+	stands, reads := partitioned(s.shards, 1, 4, start()), partitioned(s.shards, 2, 3, start())
+	reads.proven = true
+	s.forks = []*fork{stands, reads}
+	if _, more, err := s.readMain(); err != nil || more {
+		t.Fatalf("the main flow: more %t, %v", more, err)
+	}
+	if _, more, err := s.readFork(reads); err != nil || more || reads.joined || reads.flow.read.s1.text != s.main.read.s1.text {
+		t.Errorf("at the newest boundary: more %t, joined %t, at %v of %v, %v", more, reads.joined, reads.flow.read.s1.text, s.main.read.s1.text, err)
+	}
+}

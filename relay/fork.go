@@ -255,7 +255,9 @@ func (s *session) readFork(f *fork) (rows int, more bool, err error) {
 	if f.flow.read.boundary() {
 		s.join(f)
 	}
-	return len(ch.rows), !f.joined && s.mayTry(f), nil
+	// At the end of the newest window there is nothing more before the next one.
+	over := f.joined || f.flow.read.boundary() && f.flow.read.s1.text == s.window.s2.text
+	return len(ch.rows), !over && s.mayTry(f), nil
 }
 
 // join gives a fork's rows back if it stands where the main flow stands, at a
