@@ -34,9 +34,10 @@ import (
 // What goes together is answered together: the broker waits for the replicas
 // of all. So a lane whose last attempt failed goes alone, and so does one that
 // has waited for joinWait, which is what happens where the broker is slow and
-// its latency is better spent side by side. A lane whose last answer was slow takes
-// nobody along and goes along with nobody: a partition whose replicas are slow keeps
-// the others waiting once, and not from then on.
+// its latency is better spent side by side. Of those that come at the same time, a
+// lane whose last answer was slow takes nobody along and goes along with nobody: a
+// partition whose replicas are slow keeps them waiting once, and not from then on. Those
+// that wait for others go with any: at a full desk everybody is slow, for having waited.
 const (
 	// maxSending is how many requests to a broker are on their way before the
 	// next ones wait.
