@@ -111,7 +111,9 @@
 // cursor can't be ahead of them: it is in the same log, behind the transactions
 // it speaks of. That is also why a checkpoint may be committed without waiting
 // for the disk. Connections are dedicated, because a pool would hide the loss,
-// and direct, because a pooler in transaction mode would move the session.
+// direct, because a pooler in transaction mode would move the session, and with one
+// server that is no standby: another one's snapshots mean nothing here, and a standby's
+// list no transaction that runs.
 //
 // # Lanes
 //
@@ -175,7 +177,9 @@
 // partition.go. And shards that stand at another place than most are a fork too.
 //
 // An event has one owner: the fork of its partition, else that of its topic,
-// else that of its shard, else the main flow. A fork joins where it stands at
+// else that of its shard, else the main flow. Where an operator has accepted another
+// number of partitions while one was set aside, an event can be in the forks of two;
+// the first one owns it, and both are stored together. A fork joins where it stands at
 // the same boundary as every flow that has its events afterwards.
 //
 // # Checkpoints
