@@ -214,6 +214,10 @@ func (s *session) askAgain() {
 
 func (s *session) readFork(f *fork) (rows int, more bool, err error) {
 	s.mu.Lock()
+	if !s.room() || !s.mayTry(f) { // others may have been read since it was found runnable
+		s.mu.Unlock()
+		return 0, false, nil
+	}
 	c, turns := f.flow.read, f.turns
 	if c.boundary() {
 		// A window ends where one of the main flow's does: the newest, and one

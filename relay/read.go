@@ -49,7 +49,9 @@ func (s *session) read() error {
 func (s *session) step() (rows int, more bool, err error) {
 	// Before the next snapshot is taken: what is read beside a hold belongs to the
 	// boundary at which the main flow stands now.
-	for _, h := range s.resumable() {
+	holds := s.resumable()
+	more = len(holds) == resumedAtOnce
+	for _, h := range holds {
 		n, again, err := s.readHeld(h)
 		if err != nil {
 			return rows, false, err

@@ -80,6 +80,10 @@ func (s *session) requests(ctx context.Context) error {
 	return nil
 }
 
+// resumedAtOnce is how many held streams are read between two reads of the main flow:
+// thousands can be asked for with one word.
+const resumedAtOnce = 16
+
 // resumable are the held streams of which a page can be read now. The topic must
 // be in the main flow: one that has a fork joins first.
 func (s *session) resumable() []*hold {
@@ -96,7 +100,7 @@ func (s *session) resumable() []*hold {
 			continue
 		}
 		look = true
-		if h.recorded && s.reads(h) && s.room() && (h.side == nil || h.side.flow.ahead < maxAhead) {
+		if len(holds) < resumedAtOnce && h.recorded && s.reads(h) && s.room() && (h.side == nil || h.side.flow.ahead < maxAhead) {
 			holds = append(holds, h)
 		}
 	}
@@ -117,7 +121,7 @@ func (s *session) reads(h *hold) bool {
 // back after the last one.
 func (s *session) readHeld(h *hold) (rows int, more bool, err error) {
 	s.mu.Lock()
-	if !s.main.read.boundary() || !s.reads(h) {
+	if !s.main.read.boundary() || !s.reads(h) || !s.room() { // another one may have taken it
 		s.mu.Unlock()
 		return 0, false, nil
 	}
