@@ -157,7 +157,7 @@ func (s *tale) start() {
 			err := consumer.Run(ctx, s.runs, m.source.Load(), s.cfg, consumer.HandlerFunc(s.handle))
 			// A start needs the database: a process whose session is ended there, or that
 			// gets one that was ended before, ends and is started again.
-			if err != nil && ctx.Err() == nil && (strings.Contains(err.Error(), "schema: look for") || strings.Contains(err.Error(), "schema: read the version")) {
+			if err != nil && ctx.Err() == nil && starting(err) {
 				m.source.Store(s.log.source())
 				continue
 			}
@@ -168,6 +168,11 @@ func (s *tale) start() {
 	s.members = append(s.members, m)
 }
 
+// starting says that it is what Run looks at in the database when it starts.
+func starting(err error) bool {
+	return slices.ContainsFunc([]string{"schema: look for", "schema: read the version", "look at the session's encoding"}, func(s string) bool { return strings.Contains(err.Error(), s) })
+}
+
 func (s *tale) stop(i int) {
 	s.t.Helper()
 	m := s.members[i]
@@ -175,7 +180,7 @@ func (s *tale) stop(i int) {
 	m.cancel()
 	select {
 	case err := <-m.done:
-		if err != nil && !strings.Contains(err.Error(), "schema: look for") && !strings.Contains(err.Error(), "schema: read the version") {
+		if err != nil && !starting(err) {
 			s.t.Errorf("Run: %v", err)
 		}
 	case <-time.After(time.Minute):
