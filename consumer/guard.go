@@ -85,6 +85,9 @@ type Result struct {
 	// the offset that is committed must not pass it. [Guard.Progress] sees to that,
 	// and [Guard.Resume] by itself.
 	Unstored bool
+	// Unread says that a strict stream has moved, and that something of it did not fit
+	// and is to be read again: that may be the next now, whatever [Guard.Room] says.
+	Unread bool
 	// Displaced says that the record had been parked before, and made room for one
 	// that comes before it. It is Unstored.
 	Displaced bool

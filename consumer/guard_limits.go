@@ -350,7 +350,8 @@ select exists (
 // Room tells whether a record of the partition that was not stored may be stored
 // or applied now, so that it is worth while to read on from the partition's
 // overflow. Such a reading gets on by one record at least. Don't ask while one
-// is under way.
+// is under way. Where Result.Unread was set since the last one began, there is no
+// need to ask.
 func (g *Guard) Room(ctx context.Context, tx pgx.Tx, p Partition) (room bool, err error) {
 	l := &g.cfg.Limits
 	err = tx.QueryRow(ctx, g.sql.room, g.cfg.Consumer, p.String(), l.KeyRecords, l.KeyBytes, l.Records, l.Bytes).Scan(&room)

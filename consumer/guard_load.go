@@ -52,10 +52,16 @@ func newBatch(ctx context.Context, g *Guard, tx pgx.Tx, h Handler) *batch {
 	return &batch{g: g, ctx: ctx, tx: tx, h: h, budget: g.cfg.ResumeLimit, more: make(map[StreamKey]bool), open: -1}
 }
 
-// marked sets More in the results of streams that have more.
+// marked sets More in the results of streams that have more, and Unread where a
+// stream has moved of which something did not fit. (Of a state stream that is dead
+// letters, which a move makes stale.)
 func (b *batch) marked(results []Result) []Result {
 	for i := range results {
-		results[i].More = b.more[results[i].StreamKey]
+		r := &results[i]
+		r.More = b.more[r.StreamKey]
+		if e := b.entries[r.StreamKey]; e != nil && len(e.unstored) > 0 && (r.Outcome == Applied || r.Outcome == Absorbed) {
+			r.Unread = b.holds(e) && b.stream(r.Stream).Policy != State
+		}
 	}
 	return results
 }

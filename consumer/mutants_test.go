@@ -111,6 +111,8 @@ var mutants = []mutant{
 		"now.Sub(r.ended) >= pause && ", "now.Sub(r.ended) >= min(pause, 0) && ", "TestReadingAgainLeavesTimeForWhatIsNew"},
 	{"a reading of what did not fit that goes forwards", "run_again.go",
 		" || p.over >= p.offset", "", "TestWhatDidNotFitInATopicThatIsGoneHidesNothingOfTheNewOne"},
+	{"a park that is full again and keeps what is next from being read", "run_batch.go",
+		"		if r.Unread {", "		if false {", "TestWhatDidNotFitIsReadAgainAlsoWhereTheParkIsFullAgain"},
 	{"a copy out of the quarantine of which no dead letter is looked for", "guard_retry.go",
 		"	if dead {\n		if err := b.findDead(records); err != nil {", "	if false {\n		if err := b.findDead(records); err != nil {", "TestADeadLetterHoldsForACopyOutOfTheQuarantine"},
 	{"an erased record that gives way", "guard_limits.go",

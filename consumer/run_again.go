@@ -26,6 +26,7 @@ type rereading struct {
 	asked time.Time // when it was asked whether there is room
 	some  bool      // something of it was applied
 	vain  int       // so many in a row applied nothing
+	moves uint64    // how many there were when it was begun, see overflows
 }
 
 // maxAgainPause bounds the pause between two readings that are in vain.
@@ -71,6 +72,7 @@ func (r *rereading) applied(e *Result) {
 type overflows struct {
 	mu    sync.Mutex
 	at    map[Partition]int64
+	moves uint64               // how often a stream has moved of which something did not fit
 	notes uint64               // how many there were
 	noted map[Partition]uint64 // which one was the last of each
 }
@@ -88,6 +90,21 @@ func (o *overflows) note(p Partition, at int64) {
 	if o.at[p] = at; at == NoOffset {
 		delete(o.at, p)
 	}
+}
+
+// moved notes that a stream has moved of which something did not fit: that may be
+// the next now. Whether there is room for it says nothing then. The park may be full
+// again, of what came behind in the log, and have nothing in it that can go on.
+func (o *overflows) moved() {
+	o.mu.Lock()
+	o.moves++
+	o.mu.Unlock()
+}
+
+func (o *overflows) moving() uint64 {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.moves
 }
 
 // asking says how many notes there were before all are asked for.
@@ -161,11 +178,15 @@ func (p *partition) seekBack(reading context.Context) error {
 		return nil
 	}
 	p.again.asked = time.Now()
-	var room bool
-	err := p.inTx(func(ctx context.Context, tx pgx.Tx, _ *last) (err error) {
-		room, err = p.guard.Room(ctx, tx, p.assigned.Partition)
-		return err
-	})
+	moves := p.overflows.moving()
+	room := moves != p.again.moves
+	var err error
+	if !room {
+		err = p.inTx(func(ctx context.Context, tx pgx.Tx, _ *last) (err error) {
+			room, err = p.guard.Room(ctx, tx, p.assigned.Partition)
+			return err
+		})
+	}
 	var fatal *fatalError
 	switch {
 	case errors.As(err, &fatal):
@@ -175,6 +196,7 @@ func (p *partition) seekBack(reading context.Context) error {
 	case room:
 		p.log.Info("there is room again, reading what did not fit", "from", p.over, "to", p.offset)
 		p.again.begin(time.Now(), p.offset)
+		p.again.moves = moves
 		p.offset = p.over
 	}
 	return nil

@@ -229,6 +229,9 @@ func (p *partition) committed(results []Result, began time.Time) {
 			delete(p.failed, r.Position)
 			delete(p.lost, r.Position)
 		}
+		if r.Unread {
+			p.overflows.moved()
+		}
 		switch r.Outcome {
 		case DeadLettered:
 			p.pokeLetters()

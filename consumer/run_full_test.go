@@ -100,6 +100,37 @@ func TestReadingAgainInVainDoesNotKeepWhatIsNewFromBeingRead(t *testing.T) {
 	b.eventually("nothing is left", func() bool { return b.unstoredFrom() == "-1" })
 }
 
+// What comes behind it in the log can have filled the park again by the time that it
+// is the next: then there is room for nothing, and everything waits for it.
+func TestWhatDidNotFitIsReadAgainAlsoWhereTheParkIsFullAgain(t *testing.T) {
+	a := func(seqs ...int64) (rs []outbox.Record) {
+		for _, seq := range seqs {
+			rs = append(rs, event("t", "a", seq))
+		}
+		return rs
+	}
+	for name, c := range map[string]struct {
+		limits consumer.Limits
+		log    []outbox.Record
+	}{
+		"of its key":        {consumer.Limits{KeyRecords: 3}, a(1, 2, 4, 5, 6, 7, 3, 9, 10, 11, 8)},
+		"of its key's last": {consumer.Limits{KeyRecords: 2}, a(1, 3, 4, 5, 6, 7, 2, 8, 9)},
+		"of all keys":       {consumer.Limits{Records: 4}, append([]outbox.Record{event("t", "z", 1), event("t", "z", 3), event("t", "z", 4), event("t", "z", 5)}, a(1, 3, 4, 5, 2, 6, 7)...)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBench(t)
+			log := newMemory("t")
+			log.publish(c.log...)
+			cfg := b.config()
+			cfg.PollInterval, cfg.Limits = time.Millisecond, c.limits
+			b.run(log.source(), cfg, b.apply("x"))
+			want := effects("a", 1, slices.MaxFunc(c.log, func(x, y outbox.Record) int { return int(x.Seq - y.Seq) }).Seq)
+			b.eventually("all of the key is applied", func() bool { return len(b.applied("a")) == len(want) })
+			b.want("a", want...)
+		})
+	}
+}
+
 // Another partition's transaction, of another member even, has displaced a record of
 // one in which nothing arrives any more.
 func TestWhatAnotherPartitionDisplacedIsReadAgainAlsoWhereNothingArrives(t *testing.T) {

@@ -228,7 +228,7 @@ func (p *partition) locate(ctx context.Context) error {
 	if in.replaced, err = p.replaced(ctx, in); err != nil {
 		return err
 	}
-	p.over, p.again = s.overflow, rereading{}
+	p.over, p.again = s.overflow, rereading{moves: p.overflows.moving()}
 	if s.overflow != NoOffset {
 		p.again.to = s.next
 	}
