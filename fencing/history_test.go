@@ -170,12 +170,40 @@ func TestABumpIsAboveWhatTheOperatorNames(t *testing.T) {
 	if second <= first {
 		t.Errorf("%d, then %d", first, second)
 	}
+	const most = int64(1) << 62
+	op, err := fencing.NewOperator(ctx, w.admin, "")
+	w.ok(err)
+	_, err = op.Bump(ctx, most, "alice") // for good: no epoch falls, and no record could have one
+	w.is(err, fencing.ErrInvalid)
 	above := second + 1_000_000_000_000
 	if third := value[int64](w, "select fenceline.history_bump($1)", above); third <= above {
 		t.Errorf("%d, want above %d", third, above)
 	}
 	if pos := w.worker("a").acquire("k").Position(); pos.Epoch <= above {
 		t.Errorf("a new key's epoch is %d", pos.Epoch)
+	}
+}
+
+// A promoted standby's clock may be behind that of the server before, by which the
+// newest keys began; and a clock may have been set back.
+func TestABumpIsAboveEachEpochThatIsRecordedWhateverTheClockSays(t *testing.T) {
+	t.Parallel()
+	aboveWhatIsRecorded(newWorld(t))
+}
+
+func aboveWhatIsRecorded(w *world) {
+	a := w.worker("a")
+	pos := w.ahead(a)
+	w.newIdentity("timeline = '00000009'")
+	since := value[int64](w, "select fenceline.history_bump()")
+	w.above(pos.Epoch, since)
+	_, err := a.commit(pos, content("lost", "x"))
+	w.is(err, fencing.ErrUnconfirmable)
+	w.wantWritten("k", written{1, 0, 1}) // of before
+	for _, key := range []string{"k", "new"} {
+		if p := a.acquire(key).Position(); p.Epoch < since || p.Token != 1 {
+			w.Errorf("%v, behind a bump to %d", p, since)
+		}
 	}
 }
 

@@ -72,6 +72,7 @@ func TestEachRuleIsNeededByAScenario(t *testing.T) {
 		"a group of before a bump":                            {"enter_group", "u.epoch >= h.since and", "", groupOfBeforeABump},
 		"a token as durable as the session pleases":           {"_advance_locked", "perform set_config('synchronous_commit', 'on', true)", "perform 1", durableToken},
 		"a granted token is an outsider's too":                {"advance", "and not exists (select 1 from @schema@.lease l where l.key = p_key and l.epoch = f.epoch and l.token = f.max_issued_token)", "", managedTokenIsNobodyElses},
+		"a bump by the clock alone":                           {"_bump", ", (select max(f.epoch) + 1 from @schema@.fence f)", "", aboveWhatIsRecorded},
 		"leases of before outlive a bump":                     {"_bump", "update @schema@.lease set expires_at = '-infinity', successor = null, reserved_until = null where expires_at > '-infinity' or reserved_until is not null;", "", afterABump},
 	} {
 		t.Run(name, func(t *testing.T) {

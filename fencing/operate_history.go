@@ -73,7 +73,8 @@ func (o *Operator) History(ctx context.Context) (h HistoryInfo, err error) {
 // retry of before whose receipt is not there is unconfirmable. Commits in
 // progress are waited for. Epochs start at the database's clock, above all that
 // is recorded, and above the given number: the largest epoch that the lost side
-// is known to have issued, or 0. It returns the beginning of the new history.
+// is known to have issued, or 0; below 2^62, else it is ErrInvalid. It returns the
+// beginning of the new history.
 func (o *Operator) Bump(ctx context.Context, above int64, who string) (since int64, err error) {
 	if err := o.change(ctx, func(row pgx.Row) error { return row.Scan(&since) }, o.sql.bump, above, who); err != nil {
 		return 0, fmt.Errorf("fencing: bump the history: %w", translate(err))

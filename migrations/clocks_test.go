@@ -58,6 +58,8 @@ func TestWhatIsDecidedAboutATopicIsOnTheDiskBeforeAnybodyActsUponIt(t *testing.T
 		`relay_topic_judge('retired', '{1}')`,
 		`relay_topic_accept('pinned', 3, true, 'me', '')`,
 		`relay_set_pause(true, 'me', '')`,
+		`set_owner('k', null, 'me')`,
+		`history_on_new('bump', 'me')`,
 	} {
 		for was, want := range map[string]string{"off": "on", "local": "on", "remote_apply": "remote_apply"} {
 			err := pgx.BeginFunc(ctx, b.admin, func(tx pgx.Tx) error {
