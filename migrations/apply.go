@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 
 	"github.com/fenceline/fenceline/internal/schema"
@@ -45,9 +46,35 @@ func (m *Migrator) applyNext(ctx context.Context, tx pgx.Tx, part Part, to int) 
 	return &step, nil
 }
 
+// onTheWay are the tables that a commit has locked when it has passed its gate, and
+// the one that it comes to behind it.
+var onTheWay = []string{"history", "receipt", "outbox"}
+
+// lockFirst is the statement that locks what a template alters of them in that order;
+// empty where it alters one at most. In the order of the file's statements, a step
+// and a commit between its gate and its events could wait for each other, and one of
+// the two would be ended.
+func lockFirst(template string) string {
+	var tables []string
+	for _, name := range onTheWay {
+		if regexp.MustCompile(`(?i)alter\s+table\s+@schema@\.` + name + `\s`).MatchString(template) {
+			tables = append(tables, "@schema@."+name)
+		}
+	}
+	if len(tables) < 2 {
+		return ""
+	}
+	return "lock table " + strings.Join(tables, ", ") + " in access exclusive mode;\n"
+}
+
 // execute runs one template, as the owner, and leaves the transaction as it
 // was: a migration's own `set local` ends with it.
 func (m *Migrator) execute(ctx context.Context, tx pgx.Tx, step Step, template string) error {
+	if lock := lockFirst(template); lock != "" {
+		if _, err := tx.Exec(ctx, m.expand(lock)); err != nil {
+			return fmt.Errorf("migrations: lock the tables of %s: %w", step, err)
+		}
+	}
 	text := m.expand(template)
 	// Without arguments pgx uses the simple protocol, which takes a whole file.
 	if _, err := tx.Exec(ctx, text); err != nil {

@@ -45,6 +45,8 @@
 // comes after a waiting `alter table` waits with it. A run that got no lock
 // tries again until LockPatience is over, and then fails with a LockedError
 // that names the sessions in its way.
+// What a step alters of the tables that a commit comes by is locked first, and in the
+// order in which it does: a commit between its gate and its events goes on.
 //
 // # Roles
 //

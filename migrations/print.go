@@ -73,14 +73,14 @@ func (m *Migrator) Print(w io.Writer, part Part, version int, direction Directio
 		fmt.Fprintf(&b, m.expand(printHead), m.lockKey)
 		b.WriteString(m.expand(createVersions) + ";\n")
 		fmt.Fprintf(&b, m.expand(printGuard), part, version-1)
-		b.WriteString("\n" + m.expand(strings.TrimSpace(file.up)) + "\n;\n\n") // an empty statement, should the last one lack its semicolon
+		b.WriteString("\n" + m.expand(lockFirst(file.up)+strings.TrimSpace(file.up)) + "\n;\n\n") // an empty statement, should the last one lack its semicolon
 		fmt.Fprintf(&b, m.expand("insert into @schema@.schema_version (part, version, name, checksum, min_library, schema_name)\n"+
 			"values ('%s', %d, '%s', '%s', %d, '%s');\n"), part, version, file.Name, file.Checksum, file.MinLibrary, m.config.Schema)
 	case Down:
 		fmt.Fprintf(&b, printBegin+"\nselect pg_catalog.pg_advisory_xact_lock(%d);\nset local role %s;\n",
 			m.lockKey, schema.Quote(m.role(schema.KindOwner)))
 		fmt.Fprintf(&b, m.expand(printGuard), part, version)
-		b.WriteString("\n" + m.expand(strings.TrimSpace(file.down)) + "\n;\n\n")
+		b.WriteString("\n" + m.expand(lockFirst(file.down)+strings.TrimSpace(file.down)) + "\n;\n\n")
 		fmt.Fprintf(&b, m.expand("delete from @schema@.schema_version where part = '%s' and version = %d;\n"), part, version)
 	default:
 		return fmt.Errorf("migrations: unknown direction %q, want %q or %q", direction, Up, Down)
