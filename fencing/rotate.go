@@ -55,10 +55,11 @@ func (l *Lease) Rotate(ctx context.Context) (Position, error) {
 }
 
 // tokenIsDue says whether Commit should rotate first. Only a token under which there
-// are receipts need go. Called with mu held.
+// are receipts need go, and only that of a lease that goes on: what is asked for
+// under one that is over waits for no other commit. Called with mu held.
 func (l *Lease) tokenIsDue(now time.Time) bool {
 	f := &l.flight
-	if f.committed == 0 || now.Before(f.again) {
+	if f.committed == 0 || now.Before(f.again) || l.ctx.Err() != nil {
 		return false
 	}
 	return l.cfg.RotateAfter > 0 && f.committed >= l.cfg.RotateAfter || l.cfg.RotateEvery > 0 && now.Sub(f.since) >= l.cfg.RotateEvery
