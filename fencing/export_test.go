@@ -5,6 +5,16 @@ import "time"
 // WaitInLine waits until n commits stand in a lease's line.
 func WaitInLine(l *Lease, n int) { waitInLine(l.line, n) }
 
+// RenewNow renews leases at once.
+func RenewNow(f *Fences, leases ...*Lease) { f.renewOnce(leases) }
+
+// Trusted is until when a handle believes in its lease.
+func Trusted(l *Lease) time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.trusted
+}
+
 // WaitForCallbacks waits until n callbacks stand in a lease's line.
 func WaitForCallbacks(l *Lease, n int) { waitInLine(l.calls, n) }
 

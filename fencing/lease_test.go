@@ -2,11 +2,13 @@ package fencing_test
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"go.uber.org/goleak"
@@ -69,6 +71,33 @@ func TestManyLeasesAreRenewedByOneStatement(t *testing.T) {
 	}
 	if statements, leases := count.statements.Load(), count.leases.Load(); leases < n || leases < 4*statements {
 		t.Errorf("%d renewals took %d statements", leases, statements)
+	}
+}
+
+// An attempt that is made twice gets the same lease, and so may have two handles.
+func TestEachHandleOfAnAttemptIsRenewed(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	a := w.workerAt("a", w.producer, 2)
+	cfg := long
+	cfg.Attempt = uuid.New()
+	handles := []*fencing.Lease{a.acquireWith("k", cfg), a.acquireWith("k", cfg)}
+	if handles[0].Position() != handles[1].Position() {
+		t.Fatalf("%v and %v", handles[0].Position(), handles[1].Position())
+	}
+	before := []time.Time{fencing.Trusted(handles[0]), fencing.Trusted(handles[1])}
+	fencing.RenewNow(a.Fences, handles...)
+	for i, l := range handles {
+		if !fencing.Trusted(l).After(before[i]) {
+			t.Errorf("handle %d was not renewed", i)
+		}
+	}
+	w.exec("update fenceline.lease set expires_at = '-infinity' where key = 'k'")
+	fencing.RenewNow(a.Fences, handles...)
+	for i, l := range handles {
+		if !errors.Is(context.Cause(l.Context()), fencing.ErrLeaseLost) {
+			t.Errorf("handle %d has not lost it", i)
+		}
 	}
 }
 

@@ -88,12 +88,12 @@ func (f *Fences) dueLeases(now time.Time) (due []*Lease, next time.Time, some bo
 func (f *Fences) renewOnce(leases []*Lease) {
 	n := len(leases)
 	keys, epochs, tokens, ttls := make([]string, n), make([]int64, n), make([]int64, n), make([]time.Duration, n)
-	asking := make(map[Position]*Lease, n)
+	asking := make(map[Position][]*Lease, n) // handles of one attempt have one position
 	patience := f.patience()
 	for i, l := range leases {
 		pos := l.Position()
 		keys[i], epochs[i], tokens[i], ttls[i] = pos.Key, pos.Epoch, pos.Token, l.cfg.TTL
-		asking[pos] = l
+		asking[pos] = append(asking[pos], l)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -116,23 +116,23 @@ func (f *Fences) renewOnce(leases []*Lease) {
 		f.cfg.Logger.Warn("renewal failed, trying again while trust remains", "leases", n, "error", err)
 	}
 	for _, a := range answers {
-		l, ok := asking[a.Position]
-		if !ok {
-			continue
-		}
-		switch {
-		case a.OK:
-			l.renewed(asked)
-		case l.movedOn(a.Position):
-			continue // a rotation has overtaken the question: ask again
-		default:
-			l.lose("the database says that somebody else has it, or that it was released")
+		for _, l := range asking[a.Position] {
+			switch {
+			case a.OK:
+				l.renewed(asked)
+			case l.movedOn(a.Position):
+				l.postpone() // a rotation has overtaken the question: ask again
+			default:
+				l.lose("the database says that somebody else has it, or that it was released")
+			}
 		}
 		delete(asking, a.Position)
 	}
 	// Those without an answer were busy, or the renewal failed.
-	for _, l := range asking {
-		l.postpone()
+	for _, handles := range asking {
+		for _, l := range handles {
+			l.postpone()
+		}
 	}
 }
 
