@@ -105,7 +105,7 @@ func (f *Fences) renewOnce(leases []*Lease) {
 		OK bool
 	}
 	var answers []answer
-	err := f.query(ctx, func(rows pgx.Rows) (err error) {
+	err := f.queryBehind(ctx, 0, []string{localSQL}, func(rows pgx.Rows) (err error) {
 		answers, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (a answer, err error) {
 			return a, row.Scan(&a.Key, &a.Epoch, &a.Token, &a.OK)
 		})
@@ -114,6 +114,10 @@ func (f *Fences) renewOnce(leases []*Lease) {
 	if err != nil {
 		answers = nil // what was not committed is not renewed
 		f.cfg.Logger.Warn("renewal failed, trying again while trust remains", "leases", n, "error", err)
+		if ctx.Err() != nil && patience >= silenceOfRenewal {
+			// Nobody has answered: the trust would not last for asking each of the others.
+			f.distrust()
+		}
 	}
 	for _, a := range answers {
 		for _, l := range asking[a.Position] {
@@ -135,6 +139,17 @@ func (f *Fences) renewOnce(leases []*Lease) {
 		}
 	}
 }
+
+// localSQL has a renewal wait for the disk alone, and for no standby: while that one is
+// restarted commits wait, and whoever holds a lease should still hold it when they go
+// on. What is lost with a primary is another history, in which no lease counts before
+// an operator has spoken.
+const localSQL = `select set_config('synchronous_commit', 'local', true) where current_setting('synchronous_commit') <> 'off'`
+
+// silenceOfRenewal is for how long a renewal must have been waited for in vain before
+// the pool's other idle connections are taken to be as dead as that one. It has less
+// time than the pool gives whoever else asks (see connection).
+const silenceOfRenewal = time.Second
 
 // patience is how long a renewal is waited for: not longer than until the next
 // one would be due for any of the process's leases. Then another connection is

@@ -157,6 +157,38 @@ func TestWhatIsAskedOfAServerThatHasVanishedIsAskedOfTheNextOne(t *testing.T) {
 	}
 }
 
+// Who holds leases and asks for nothing else must not lose them while the idle
+// connections of a large pool are tried one after the other.
+func TestOfAServerThatHasVanishedARenewalTriesOneConnectionAndThenANewOne(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	var hole blackhole
+	k := w.workerAt("k", w.producer, 4, hole.between)
+	lease := k.acquireWith("k", fencing.LeaseConfig{TTL: 10 * time.Minute})
+	var idle []*pgxpool.Conn
+	for range 4 {
+		conn, err := k.pool.Acquire(ctx)
+		w.ok(err)
+		idle = append(idle, conn)
+	}
+	for _, conn := range idle {
+		conn.Release()
+	}
+	hole.open()
+	before := fencing.Trusted(lease)
+	within(t, func() error {
+		fencing.RenewNow(k.Fences, lease) // in vain
+		if fencing.Trusted(lease).After(before) {
+			return errors.New("somebody has answered")
+		}
+		fencing.RenewNow(k.Fences, lease)
+		if !fencing.Trusted(lease).After(before) {
+			return errors.New("not renewed at the second try")
+		}
+		return nil
+	})
+}
+
 // The question may also be lost on its way, on a connection that has just worked.
 func TestAGateThatAnswersNothingIsAskedAnew(t *testing.T) {
 	t.Parallel()
