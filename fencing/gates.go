@@ -51,8 +51,11 @@ func (f *Fences) CommitAll(ctx context.Context, gates []Gate, fn func(ctx contex
 	if f.follow(ctx, err) {
 		receipts, err = s.commit(ctx, inOrder)
 	}
-	if errors.Is(err, ErrReplayed) && !receipts[0].behind { // a gate's, not fn's
+	switch {
+	case errors.Is(err, ErrReplayed) && !receipts[0].behind: // a gate's, not fn's
 		receipts, err = f.askAll(ctx, sorted)
+	case err == nil && receipts[0].Replayed: // of the only gate
+		err = f.replayedWith(ctx, sorted[0])
 	}
 	if err != nil && !errors.Is(err, ErrNotReplicated) {
 		return nil, err

@@ -78,15 +78,16 @@ func historyError(pg *pgconn.PgError) error {
 // It is where every commit of a single gate ends, so it also makes sure that
 // what is reported as replayed is replicated.
 func (f *Fences) followed(ctx context.Context, g Gate, receipt Receipt, err error) (Receipt, error) {
+	if f.follow(ctx, err) {
+		refusal := err
+		s := session{f: f, gates: []Gate{g}, timeout: f.cfg.GateTimeout}
+		receipts, again := s.commit(ctx, func(context.Context, []Tx) error { return refusal })
+		receipt, err = receipts[0], again
+	}
 	if err == nil && receipt.Replayed {
-		return receipt, f.replicated(ctx, g)
+		err = f.replayedWith(ctx, g)
 	}
-	if !f.follow(ctx, err) {
-		return receipt, err
-	}
-	s := session{f: f, gates: []Gate{g}, timeout: f.cfg.GateTimeout}
-	receipts, again := s.commit(ctx, func(context.Context, []Tx) error { return err })
-	return receipts[0], again
+	return receipt, err
 }
 
 func (f *Fences) follow(ctx context.Context, err error) bool {

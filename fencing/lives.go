@@ -78,8 +78,12 @@ func (f *Fences) close(ctx context.Context, pos Position, timeout time.Duration)
 	var r *RefusedError
 	switch {
 	case errors.As(err, &r) && r.Answer == ErrReplayed:
+		// Visible, and perhaps on the primary alone.
+		if err = f.replicated(ctx, fmt.Sprintf("close %q", pos.Key)); err != nil && !errors.Is(err, ErrNotReplicated) {
+			return Closing{}, err
+		}
 		c.ClosedAt, c.Replayed = r.Evidence.CommittedAt, true
-		return c, nil
+		return c, err
 	case err != nil && !errors.Is(err, ErrNotReplicated):
 		return Closing{}, err
 	}

@@ -29,10 +29,18 @@ func TestAReplayThatGetsNoConnectionToAskOnIsNotSaidToHaveWrittenNothing(t *test
 		}
 	})
 	a := w.workerOn(pool, fencing.Config{Holder: "a"})
-	pos := a.acquire("k").Position()
+	pos, ends := a.acquire("k").Position(), a.acquire("l").Position()
 	for name, commit := range map[string]func() (fencing.Receipt, error){
 		"callback": func() (fencing.Receipt, error) { return a.commit(pos, content("callback", "x")) },
 		"batch":    func() (fencing.Receipt, error) { return a.commitBatch(pos, content("batch", "x")) },
+		"a gate": func() (fencing.Receipt, error) {
+			r, err := a.CommitAll(ctx, []fencing.Gate{{Position: pos, Content: content("gate", "x")}}, writeAll)
+			return append(r, fencing.Receipt{})[0], err
+		},
+		"close": func() (fencing.Receipt, error) {
+			c, err := a.Close(ctx, ends)
+			return fencing.Receipt{Replayed: c.Replayed}, err
+		},
 	} {
 		_, err := commit()
 		w.ok(err)

@@ -13,15 +13,20 @@ import (
 const replicatedSQL = `select pg_logical_emit_message(true, 'fenceline', ''), set_config('synchronous_commit', 'on', true)
 	where current_setting('synchronous_standby_names') <> ''`
 
-// replicated is asked before a replay is reported. Its commit is visible as soon
+// replayedWith asks whether a commit that is to be reported as replayed is replicated.
+func (f *Fences) replayedWith(ctx context.Context, g Gate) error {
+	return f.replicated(ctx, fmt.Sprintf("commit of %q step %q", g.Position.Key, g.Content.Step))
+}
+
+// replicated is asked before a replay is reported, of a commit or of a close. Its commit is visible as soon
 // as somebody has cut its wait for the synchronous standby short, and then it
 // may be on the primary alone: the answer "replayed" would say more than is
 // known. So the wait is made up for, and ends as that of a commit can end.
-func (f *Fences) replicated(ctx context.Context, g Gate) error {
+func (f *Fences) replicated(ctx context.Context, what string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), f.cfg.CommitTimeout)
 	defer cancel()
 	unknown := func(err error) error {
-		return &wrappedError{fmt.Sprintf("fencing: commit of %q step %q: committed before, but whether it is replicated is not known: %v (%v)", g.Position.Key, g.Content.Step, ErrUnknownOutcome, err), ErrUnknownOutcome, err}
+		return &wrappedError{fmt.Sprintf("fencing: %s: committed before, but whether it is replicated is not known: %v (%v)", what, ErrUnknownOutcome, err), ErrUnknownOutcome, err}
 	}
 	conn, err := f.connection(ctx)
 	if err != nil {
@@ -38,7 +43,7 @@ func (f *Fences) replicated(ctx context.Context, g Gate) error {
 		return unknown(err)
 	}
 	if notReplicated(conn.Conn().PgConn()) {
-		return fmt.Errorf("fencing: commit of %q step %q: %w", g.Position.Key, g.Content.Step, ErrNotReplicated)
+		return fmt.Errorf("fencing: %s: %w", what, ErrNotReplicated)
 	}
 	return nil
 }
