@@ -42,9 +42,15 @@ func (f *Fences) newGroup(send func(ctx context.Context, conn *pgxpool.Conn, mem
 	return q
 }
 
-// lines are those in which a lease's commits wait, by shape.
+// lines are those in which a lease's commits wait, by shape. There is none for
+// batches that share neither a transaction nor a connection: a lane would take its
+// connection with the context of whoever was first, for which a hook of the pool's may
+// have prepared it, though another one commits on it in the end.
 func (f *Fences) lines(cfg LeaseConfig) (batches, calls *line) {
-	if batches = f.group; batches == nil || cfg.Coalesce == 1 {
+	switch batches = f.group; {
+	case cfg.Coalesce == 1 && !f.piped:
+		batches = nil
+	case batches == nil || cfg.Coalesce == 1:
 		batches = f.ownLine(cfg.Coalesce)
 	}
 	if cfg.CoalesceCallbacks == 1 {

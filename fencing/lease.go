@@ -17,7 +17,7 @@ type Lease struct {
 
 	ctx    context.Context
 	cancel context.CancelCauseFunc
-	line   *line // for its commits of the batch shape
+	line   *line // for its commits of the batch shape; nil where each has a connection of its own
 	calls  *line // for those of the callback shape; nil where each has a transaction of its own
 
 	mu      sync.Mutex
@@ -208,7 +208,12 @@ func (l *Lease) CommitBatch(ctx context.Context, content Content, build func(b *
 		return Receipt{}, err
 	}
 	m.most = l.cfg.Coalesce
-	receipt, err := l.line.join(ctx, m)
+	var receipt Receipt
+	if l.line != nil {
+		receipt, err = l.line.join(ctx, m)
+	} else {
+		receipt, err = l.f.inTurn(ctx, m)
+	}
 	receipt, err = l.f.followed(ctx, m.gate, receipt, err)
 	l.settled(content.Step, pos, receipt, err)
 	return receipt, err

@@ -286,6 +286,48 @@ func TestACommitTakesAConnectionForItselfWhereHooksPrepareIt(t *testing.T) {
 	}
 }
 
+// So does one of a lease whose batches share no transaction, and whoever waits with
+// another one that gives up.
+func TestABatchThatSharesNothingTakesItsConnectionItself(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.exec("create table public.audit (step text, who text default current_setting('app.who', true)); grant all on public.audit to public")
+	a := w.workerAt("a", w.producer, 1, func(c *pgxpool.Config) {
+		c.PrepareConn = func(ctx context.Context, conn *pgx.Conn) (bool, error) {
+			who, _ := ctx.Value(tenant{}).(string)
+			_, err := conn.Exec(ctx, "select set_config('app.who', $1, false)", who)
+			return err == nil, err
+		}
+	})
+	lease := a.acquireWith("k", fencing.LeaseConfig{TTL: 5 * time.Minute, Coalesce: 1})
+	conn, err := a.pool.Acquire(ctx)
+	w.ok(err)
+	defer conn.Release() // once more does nothing
+	commit := func(ctx context.Context, who string) <-chan error {
+		done := make(chan error, 1)
+		go func() {
+			_, err := lease.CommitBatch(context.WithValue(ctx, tenant{}, who), content(who, "x"), func(b *fencing.Batch) error {
+				b.Queue("insert into public.audit (step) values ($1)", who)
+				return nil
+			})
+			done <- err
+		}()
+		return done
+	}
+	impatient, giveUp := context.WithCancel(ctx)
+	first := commit(impatient, "first")
+	fencing.WaitForTurns(a.Fences, "k", 1)
+	second := commit(ctx, "second")
+	fencing.WaitForTurns(a.Fences, "k", 2)
+	giveUp()
+	w.is(<-first, context.Canceled)
+	conn.Release()
+	w.ok(<-second)
+	if who := value[string](w, "select string_agg(step || ' as ' || who, ', ') from public.audit"); who != "second as second" {
+		t.Errorf("written: %s", who)
+	}
+}
+
 // Nobody was before it but those who have the pool's connections.
 func TestWhoWaitsInVainForAConnectionIsToldThatThePoolIsTooSmall(t *testing.T) {
 	t.Parallel()
