@@ -154,9 +154,13 @@ func (c LeaseConfig) validate() error {
 // A database that does not answer for LeaseConfig.Wait and 5 s is taken for gone,
 // with the connection, and asked once more.
 //
+// Where the server waits for a synchronous standby, so does Acquire, also for a token
+// that an attempt of before has got.
+//
 // Errors: [*HeldError] if somebody has it, [*BlockedError] if a commit of the
 // previous holder is in progress, [*RefusedError] matching ErrClosed,
-// ErrHistory, ErrOwner, [*InvalidError], or the database's.
+// ErrHistory, ErrOwner, [*InvalidError], ErrNotReplicated where that wait was cut short
+// twice (the same Attempt asks for the token again), or the database's.
 func (f *Fences) Acquire(ctx context.Context, key string, cfg LeaseConfig) (*Lease, error) {
 	cfg = cfg.withDefaults(f.cfg)
 	if err := errors.Join(validateKey(key), f.notInside(ctx, "acquire", key)); err != nil {
@@ -196,12 +200,16 @@ func (f *Fences) acquireOnce(ctx context.Context, key string, cfg LeaseConfig, a
 		expires      time.Time
 		remaining    time.Duration
 		reserved     bool
+		waited       *bool
 	)
 	limit := cfg.Wait + silence
-	err := f.wait(ctx, limit, func(row pgx.Row) error {
-		return row.Scan(&won, &epoch, &token, &holder, &expires, &remaining, &reserved)
+	err := f.issue(ctx, limit, func(row pgx.Row) error {
+		return row.Scan(&won, &epoch, &token, &holder, &expires, &remaining, &reserved, &waited)
 	},
 		f.sql.acquire, key, cfg.Holder, cfg.TTL, cfg.Attempt, cfg.Wait, cfg.Own, again)
+	if !won && errors.Is(err, ErrNotReplicated) { // who waits was noted, and no more
+		err = nil
+	}
 	if err != nil {
 		if t := translate(err); t != err {
 			return nil, t

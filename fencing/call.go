@@ -17,13 +17,21 @@ func (f *Fences) query(ctx context.Context, read func(pgx.Rows) error, sql strin
 // queryBehind is query for a statement that needs settings of its own. limit, where
 // it isn't 0, is how long is waited for a connection, and then for the answer.
 func (f *Fences) queryBehind(ctx context.Context, limit time.Duration, settings []string, read func(pgx.Rows) error, sql string, args ...any) error {
+	_, err := f.asked(ctx, limit, settings, read, sql, args...)
+	return err
+}
+
+// asked is queryBehind, and says whether what has been committed may be on the primary
+// alone.
+func (f *Fences) asked(ctx context.Context, limit time.Duration, settings []string, read func(pgx.Rows) error, sql string, args ...any) (alone bool, err error) {
 	taking, taken := within(ctx, limit)
 	conn, err := f.connection(taking) // which asks one that was idle whether it lives
 	taken()
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer conn.Release()
+	forgetNotice(conn.Conn().PgConn())
 	ctx, done := within(ctx, limit)
 	defer done()
 	b := &pgx.Batch{}
@@ -36,8 +44,9 @@ func (f *Fences) queryBehind(ctx context.Context, limit time.Duration, settings 
 	err = conn.SendBatch(ctx, b).Close()
 	if err != nil {
 		f.rollback(conn)
+		return false, err
 	}
-	return err
+	return notReplicated(conn.Conn().PgConn()), nil
 }
 
 // patientSQL keeps the times that a login may have set for its queries and
@@ -52,6 +61,18 @@ const patientSQL = `select set_config('statement_timeout', '0', true), set_confi
 // itself.
 func (f *Fences) wait(ctx context.Context, limit time.Duration, read func(pgx.Row) error, sql string, args ...any) error {
 	return f.queryBehind(ctx, limit, []string{patientSQL}, oneRow(read), sql, args...)
+}
+
+// issue is wait for a function that issues a token, with ErrNotReplicated where the
+// token may be on the primary alone. Behind a failover without loss it would be
+// issued once more, to somebody else, whose commits are then not told from those of
+// who has it.
+func (f *Fences) issue(ctx context.Context, limit time.Duration, read func(pgx.Row) error, sql string, args ...any) error {
+	alone, err := f.asked(ctx, limit, []string{patientSQL}, oneRow(read), sql, args...)
+	if err == nil && alone {
+		err = ErrNotReplicated
+	}
+	return err
 }
 
 func within(ctx context.Context, limit time.Duration) (context.Context, context.CancelFunc) {

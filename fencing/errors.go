@@ -44,7 +44,7 @@ var (
 	ErrUnknownOutcome = errors.New("unknown outcome: retry with the same token, step and content")
 	// ErrNotReplicated comes together with a receipt: the commit has happened on
 	// the primary, but the wait for its synchronous standby was cut short. It
-	// is lost if that primary is.
+	// is lost if that primary is. Acquire and Rotate give no token with it.
 	ErrNotReplicated = errors.New("committed locally, but perhaps not replicated")
 	// ErrLeaseLost is the cause with which a lease's context ends when the
 	// trust in the lease is over, and what its Commit returns then.

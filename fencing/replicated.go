@@ -7,11 +7,15 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// The message makes the transaction one that its COMMIT has to wait for; it is
-// in the log behind the commit that is asked about, so a standby that has the
-// one has the other. Without a synchronous standby there is nothing to wait for.
-const replicatedSQL = `select pg_logical_emit_message(true, 'fenceline', ''), set_config('synchronous_commit', 'on', true)
-	where current_setting('synchronous_standby_names') <> ''`
+// waitedSQL is an expression with which COMMIT waits for the synchronous standby, if
+// there is one, though nothing was written. The message makes the transaction one
+// that waits; it is in the log behind what is asked about, so a standby that has the
+// one has the other. It waits as a commit does: no less than for the log, and as the
+// login says beyond that.
+const waitedSQL = `case when current_setting('synchronous_standby_names') <> '' then pg_logical_emit_message(true, 'fenceline', '') is not null
+	and set_config('synchronous_commit', case when current_setting('synchronous_commit') in ('off', 'local') then 'on' else current_setting('synchronous_commit') end, true) <> '' end`
+
+const replicatedSQL = "select " + waitedSQL
 
 // replayedWith asks whether a commit that is to be reported as replayed is replicated.
 func (f *Fences) replayedWith(ctx context.Context, g Gate) error {

@@ -121,7 +121,8 @@ func (l *Lease) askRotation(old Position) (Position, error) {
 		// Not ended by the lease's context: a Release must know what it was.
 		ctx, cancel := context.WithTimeout(context.Background(), l.cfg.Wait+silence)
 		fresh := Position{Key: old.Key}
-		err := l.f.wait(ctx, 0, func(row pgx.Row) error { return row.Scan(&fresh.Epoch, &fresh.Token) }, l.f.sql.rotate, old.Key, old.Epoch, old.Token, id, l.cfg.Wait)
+		var waited *bool
+		err := l.f.issue(ctx, 0, func(row pgx.Row) error { return row.Scan(&fresh.Epoch, &fresh.Token, &waited) }, l.f.sql.rotate, old.Key, old.Epoch, old.Token, id, l.cfg.Wait)
 		cancel()
 		if err == nil {
 			return fresh, nil

@@ -20,7 +20,7 @@ func newStatements(name string, system bool) statements {
 		// Whatever the pool's default is: the check needs READ COMMITTED.
 		begin:       "begin isolation level read committed, read write",
 		commit:      "commit",
-		acquire:     x("select won, epoch, token, holder, expires_at, remaining, reserved from @schema@.acquire($1, $2, $3, $4, $5, $6, $7)"),
+		acquire:     x("select won, epoch, token, holder, expires_at, remaining, reserved, case when won then " + waitedSQL + " end from @schema@.acquire($1, $2, $3, $4, $5, $6, $7)"),
 		renew:       x("select key, epoch, token, ok from @schema@.renew($1, $2, $3, $4)"),
 		release:     x("select @schema@.release($1, $2, $3)"),
 		enter:       x("select @schema@.enter($1, $2, $3, $4, $5, $6, $7)"),
@@ -35,11 +35,11 @@ func newStatements(name string, system bool) statements {
 		stillPassed: x("select 1 / @schema@.in_gate($1)::int"),
 		advance:     x("select epoch, token from @schema@.advance($1, $2)"),
 		handOver:    x("select @schema@.hand_over($1, $2, $3, $4, $5)"),
-		rotate:      x("select epoch, token from @schema@.rotate($1, $2, $3, $4, $5)"),
+		rotate:      x("select epoch, token, " + waitedSQL + " from @schema@.rotate($1, $2, $3, $4, $5)"),
 		follow:      x("select @schema@.history_follow()"),
 	}
 	if system {
-		s.acquire = x("select won, epoch, token, holder, expires_at, remaining, reserved from @schema@.relay_acquire($1, $2, $3, $4, $5, $6, $7)")
+		s.acquire = x("select won, epoch, token, holder, expires_at, remaining, reserved, case when won then " + waitedSQL + " end from @schema@.relay_acquire($1, $2, $3, $4, $5, $6, $7)")
 		s.renew = x("select key, epoch, token, ok from @schema@.relay_renew($1, $2, $3, $4)")
 		s.release = x("select @schema@.relay_release($1, $2, $3)")
 		s.handOver = x("select @schema@.relay_hand_over($1, $2, $3, $4, $5)")
