@@ -32,13 +32,14 @@ type Waker struct {
 	cfg  WakerConfig
 	sql  string
 
-	ctx    context.Context // ended by Close
+	ctx    context.Context // ended by Close, when it waits no longer
 	cancel context.CancelFunc
 
 	mu       sync.Mutex
 	running  bool // a goroutine sends, or waits for the end of the interval
 	again    bool // Wake was called since the last NOTIFY was sent off
 	closed   bool
+	closing  chan struct{} // closed by Close
 	troubled bool
 	done     sync.WaitGroup
 }
@@ -51,7 +52,7 @@ type WakerConfig struct {
 	// pause is sent at once. Defaults to 5 ms.
 	Interval time.Duration
 	// Timeout bounds one NOTIFY, the wait for a connection of the pool
-	// included. Defaults to 5 s.
+	// included, and Close. Defaults to 5 s.
 	Timeout time.Duration
 	// Logger is told when waking fails, and when it works again. Defaults to
 	// slog.Default.
@@ -98,7 +99,7 @@ func NewWaker(pool *pgxpool.Pool, cfg WakerConfig) (*Waker, error) {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
 	}
-	w := &Waker{pool: pool, cfg: cfg, sql: "notify " + schema.Quote(schema.WakeChannel(cfg.Schema))}
+	w := &Waker{pool: pool, cfg: cfg, sql: "notify " + schema.Quote(schema.WakeChannel(cfg.Schema)), closing: make(chan struct{})}
 	w.ctx, w.cancel = context.WithCancel(context.Background())
 	return w, nil
 }
@@ -120,13 +121,19 @@ func (w *Waker) Wake() {
 	}
 }
 
-// Close waits for a NOTIFY under way, at most until its answer is due.
+// Close sends at once what waits for the end of an interval, so that a process that
+// commits and ends has woken the relay. It waits for that, and for a NOTIFY under
+// way, for WakerConfig.Timeout in all at most.
 func (w *Waker) Close() {
 	w.mu.Lock()
-	w.closed = true
+	if !w.closed {
+		w.closed = true
+		close(w.closing)
+	}
 	w.mu.Unlock()
-	w.cancel()
+	defer time.AfterFunc(w.cfg.Timeout, w.cancel).Stop()
 	w.done.Wait()
+	w.cancel()
 }
 
 // run notifies until an interval has passed without a Wake. There is a
@@ -140,10 +147,10 @@ func (w *Waker) run() {
 		pause.Reset(w.cfg.Interval)
 		select {
 		case <-pause.C:
-		case <-w.ctx.Done():
+		case <-w.closing:
 		}
 		w.mu.Lock()
-		if !w.again || w.closed {
+		if !w.again || w.ctx.Err() != nil {
 			w.running = false
 			w.mu.Unlock()
 			return

@@ -37,7 +37,7 @@ func (b *bed) heard(ear *pgx.Conn) string {
 
 func (b *bed) waker(interval time.Duration) *outbox.Waker {
 	b.Helper()
-	w, err := outbox.NewWaker(b.pool, outbox.WakerConfig{Interval: interval})
+	w, err := outbox.NewWaker(b.pool, outbox.WakerConfig{Interval: interval, Timeout: time.Minute})
 	b.ok(err)
 	b.Cleanup(w.Close)
 	return w
@@ -134,6 +134,25 @@ func TestAWakeUpWithinTheIntervalIsSentAtItsEnd(t *testing.T) {
 	}
 }
 
+// A process that commits and ends is done before an interval is over, or before the
+// first NOTIFY is sent.
+func TestACloseForgetsNoWakeUp(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	ear := b.ear()
+	w := b.waker(time.Hour)
+	w.Wake()
+	w.Close()
+	b.heard(ear)
+	w = b.waker(time.Hour)
+	w.Wake()
+	b.heard(ear)
+	w.Wake()
+	w.Close()
+	b.heard(ear)
+	w.Close() // as a defer does
+}
+
 func TestAClosedWakerIsSilentAndAFailingOneBlocksNobody(t *testing.T) {
 	t.Parallel()
 	b := newBed(t)
@@ -147,7 +166,7 @@ func TestAClosedWakerIsSilentAndAFailingOneBlocksNobody(t *testing.T) {
 		t.Error("a closed waker wakes")
 	}
 
-	broken, err := outbox.NewWaker(b.pool, outbox.WakerConfig{Interval: time.Hour, Timeout: time.Hour, Logger: slog.New(slog.DiscardHandler)})
+	broken, err := outbox.NewWaker(b.pool, outbox.WakerConfig{Interval: time.Hour, Timeout: time.Second, Logger: slog.New(slog.DiscardHandler)})
 	b.ok(err)
 	var conns []interface{ Release() }
 	for range b.pool.Config().MaxConns { // none is left for it
@@ -157,7 +176,7 @@ func TestAClosedWakerIsSilentAndAFailingOneBlocksNobody(t *testing.T) {
 	}
 	broken.Wake()
 	broken.Wake()
-	broken.Close() // does not wait for the hour
+	broken.Close() // waits no longer than for one
 	for _, c := range conns {
 		c.Release()
 	}
