@@ -44,6 +44,7 @@ func TestTheTableRefusesWhatTheLibraryWouldHaveRefused(t *testing.T) {
 	pos := lease.Position()
 	b.commit(lease, "", event("results")) // behind which one event takes the short way
 	several := `select fenceline.append($1, $2, $3, $4, $5, array[gen_random_uuid()], array['t'], array[$6], array[null]::text[], array['s'], array[null]::text[], array[$7::text], array[$8::bytea])`
+	group := `select fenceline.append_group(array[$1]::text[], array[$2]::bigint[], array[$3]::bigint[], array[$4]::text[], array[$5]::text[], array[gen_random_uuid()], array['t'], array[$6]::text[], array[null]::text[], array['s'], array[null]::text[], array[$7::text], array[$8::bytea], array[true])`
 	one := `select fenceline.append_one($1, $2, $3, $4, $5, gen_random_uuid(), 't', $6, null, 's', null, $7, $8)`
 	for name, c := range map[string]struct {
 		topic, kind string
@@ -57,6 +58,7 @@ func TestTheTableRefusesWhatTheLibraryWouldHaveRefused(t *testing.T) {
 		"topic with a space": {"a b", "t", nil, nil, "23514"},
 		"topic of dots":      {"..", "t", nil, nil, "23514"},
 		"no type":            {"results", "", nil, nil, "23514"},
+		"type too long":      {"results", strings.Repeat("t", 256), nil, nil, "23514"},
 		"headers not JSON":   {"results", "t", ptr("x"), nil, "22P02"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -73,7 +75,7 @@ func TestTheTableRefusesWhatTheLibraryWouldHaveRefused(t *testing.T) {
 					t.Errorf("%s: got %s, want %s", way, got, c.want)
 				}
 			}
-			for way, call := range map[string]string{"several": several, "one": one} {
+			for way, call := range map[string]string{"several": several, "one": one, "of several keys": group} {
 				step := name + ", " + way
 				_, err := lease.Commit(ctx, fencing.Content{Step: step}, func(ctx context.Context, tx fencing.Tx) error {
 					_, err := tx.Exec(ctx, call, pos.Key, pos.Epoch, pos.Token, step, c.topic, c.kind, c.headers, c.payload)
