@@ -31,6 +31,11 @@ type Gate struct {
 // have not, their steps were used for something else, and the answer is
 // ErrMisuse. There is no lease whose trust would end fn's context; let ctx be
 // one of theirs.
+//
+// Positions are those of their tokens: where a lease of theirs is rotated meanwhile
+// ([Lease.Rotate]; its own commits do that now and then), the answer is ErrStale
+// though it is held, nothing was written, and its new Position is the one to go on
+// with. These commits count for no rotation: who makes no others calls Rotate.
 func (f *Fences) CommitAll(ctx context.Context, gates []Gate, fn func(ctx context.Context, txs []Tx) error) ([]Receipt, error) {
 	order, err := lockOrder(gates)
 	if err := errors.Join(err, isFunc(fn != nil)); err != nil {

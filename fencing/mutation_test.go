@@ -28,12 +28,13 @@ func (w *world) mutate(function, piece, with string) {
 func TestEachRuleIsNeededByAScenario(t *testing.T) {
 	t.Parallel()
 	const (
-		f        = "key = p_key and epoch = p_epoch and max_issued_token = p_token and closed_at is null and (owner is null or owner = session_user) for no key update"
-		r2       = "if not found then perform @schema@._refuse(p_key, p_epoch, p_token, p_step, p_algo, p_digest); end if;\n  end if;\n  -- H:"
-		advance  = "update @schema@.fence t set max_issued_token = _advance_locked.token where t.key = f.key;"
-		own      = "and r.xid = pg_current_xact_id_if_assigned()"
-		identity = "h.identity = current_setting('fenceline.identity', true)"
-		born     = "and r.committed_at >= transaction_timestamp()"
+		f          = "key = p_key and epoch = p_epoch and max_issued_token = p_token and closed_at is null and (owner is null or owner = session_user) for no key update"
+		r2         = "if not found then perform @schema@._refuse(p_key, p_epoch, p_token, p_step, p_algo, p_digest); end if;\n  end if;\n  -- H:"
+		advance    = "update @schema@.fence t set max_issued_token = _advance_locked.token where t.key = f.key;"
+		own        = "and r.xid = pg_current_xact_id_if_assigned()"
+		identity   = "h.identity = current_setting('fenceline.identity', true)"
+		setDurable = "perform set_config('synchronous_commit', 'on', true)"
+		born       = "and r.committed_at >= transaction_timestamp()"
 	)
 	stale := "raise exception 'stale' using errcode = 'FL003', detail = '{}'"
 	for name, m := range map[string]struct {
@@ -70,7 +71,25 @@ func TestEachRuleIsNeededByAScenario(t *testing.T) {
 		"a group whose epochs are not compared":               {"enter_group", "f.epoch = u.epoch and", "", groupOfAnotherLife},
 		"a group in any history":                              {"enter_group", "starts_with(pg_walfile_name(pg_current_wal_insert_lsn()), h.timeline)", "true", groupInAnotherHistory},
 		"a group of before a bump":                            {"enter_group", "u.epoch >= h.since and", "", groupOfBeforeABump},
-		"a token as durable as the session pleases":           {"_advance_locked", "perform set_config('synchronous_commit', 'on', true)", "perform 1", durableToken},
+		"several steps whose token is not compared":           {"enter_many", "and max_issued_token = p_token", "", refusedOn("taken over", "batches of a key")},
+		"several steps of any life":                           {"enter_many", "and epoch = p_epoch", "", refusedOn("of an earlier life", "callbacks of a key")},
+		"several steps of a closed key":                       {"enter_many", "and closed_at is null", "", refusedOn("closed", "batches of a key")},
+		"several steps under another login's key":             {"enter_many", "and (owner is null or owner = session_user)", "", refusedOn("another login's", "callbacks of a key")},
+		"several steps without the fence's lock":              {"enter_many", " for no key update", "", locksOn("batches of a key")},
+		"several steps on any timeline":                       {"enter_many", "starts_with(pg_walfile_name(pg_current_wal_insert_lsn()), h.timeline)", "true", refusedOn("in another history", "batches of a key")},
+		"several steps on any server":                         {"enter_many", "and h.identity = current_setting('fenceline.identity', true)", "", refusedOn("on another server", "batches of a key")},
+		"several steps in an old dump":                        {"enter_many", "and h.self_oid = h.tableoid", "", refusedOn("an old dump's", "batches of a key")},
+		"several steps of before a bump":                      {"enter_many", "p_epoch >= h.since and", "", refusedOn("of before a bump", "batches of a key")},
+		"no timeout behind the gate of several":               {"enter_many", "set_config('idle_in_transaction_session_timeout', t.ms, true), set_config('statement_timeout', t.ms, true)", "t.ms", settingsOn("off", "callbacks of a key")},
+		"several steps as durable as it pleases":              {"enter_many", setDurable, "perform 1", settingsOn("off", "callbacks of a key")},
+		"a group as durable as the session pleases":           {"enter_group", setDurable, "perform 1", settingsOn("local", "group of batches")},
+		"a commit as durable as the login pleases":            {"enter", setDurable, "perform 1", settingsOn("local", "callback")},
+		"a short way for what is not durable":                 {"enter", " and current_setting('synchronous_commit') not in ('off', 'local')", "", settingsOn("off", "batch with an event")},
+		"a commit of a closed key":                            {"enter", "and closed_at is null", "", refusedOn("closed", "batch with an event")},
+		"a commit under another login's key":                  {"enter", "and (owner is null or owner = session_user)", "", refusedOn("another login's", "batch with an event")},
+		"a group with another login's key":                    {"enter_group", "and (f.owner is null or f.owner = session_user)", "", refusedOn("another login's", "group of callbacks")},
+		"a group with a closed key":                           {"enter_group", "and f.closed_at is null", "", refusedOn("closed", "group of batches")},
+		"a token as durable as the session pleases":           {"_advance_locked", setDurable, "perform 1", durableToken},
 		"a granted token is an outsider's too":                {"advance", "and not exists (select 1 from @schema@.lease l where l.key = p_key and l.epoch = f.epoch and l.token = f.max_issued_token)", "", managedTokenIsNobodyElses},
 		"a bump by the clock alone":                           {"_bump", ", (select max(f.epoch) + 1 from @schema@.fence f)", "", aboveWhatIsRecorded},
 		"leases of before outlive a bump":                     {"_bump", "update @schema@.lease set expires_at = '-infinity', successor = null, reserved_until = null where expires_at > '-infinity' or reserved_until is not null;", "", afterABump},
