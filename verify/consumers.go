@@ -51,9 +51,24 @@ func (e *NoConsumerError) Error() string {
 	return fmt.Sprintf("verify: consumer %q has never read anything into schema %s of this database: check its name (that of consumer.Config) and the database", e.Name, e.Schema)
 }
 
+// ConsumerError says that something of a consumer could not be read.
+type ConsumerError struct {
+	// Name is the consumer's, Schema the one that its guards are in.
+	Name, Schema string
+	// Err is what kept it from being read: the database's, or that the schema isn't
+	// there or is another version's.
+	Err error
+}
+
+// Error names the consumer.
+func (e *ConsumerError) Error() string { return fmt.Sprintf("verify: consumer %s: %v", e.Name, e.Err) }
+
+// Unwrap gives what kept it from being read.
+func (e *ConsumerError) Unwrap() error { return e.Err }
+
 func (r *run) consumerTopics(ctx context.Context, c *Consumer) ([]string, error) {
 	if err := schema.Check(ctx, c.Pool, c.Schema, schema.Consumer); err != nil {
-		return nil, fmt.Errorf("verify: consumer %s: %w", c.Name, err)
+		return nil, &ConsumerError{c.Name, c.Schema, err}
 	}
 	var known bool
 	var topics []string
@@ -70,7 +85,7 @@ func (r *run) consumerTopics(ctx context.Context, c *Consumer) ([]string, error)
 	})
 	switch {
 	case err != nil:
-		return nil, fmt.Errorf("verify: consumer %s: look for it and its topics: %w", c.Name, err)
+		return nil, &ConsumerError{c.Name, c.Schema, fmt.Errorf("look for it and its topics: %w", err)}
 	case !known:
 		return nil, &NoConsumerError{c.Name, c.Schema}
 	}
@@ -83,7 +98,7 @@ func (r *run) readConsumers(ctx context.Context) error {
 		// READ COMMITTED: what is read first is read as of before what comes later.
 		err := reading(ctx, c.Pool, pgx.ReadCommitted, func(tx pgx.Tx) error { return r.readConsumer(ctx, tx, c, int32(i)) })
 		if err != nil {
-			return fmt.Errorf("verify: consumer %s: %w", c.Name, err)
+			return &ConsumerError{c.Name, c.Schema, err}
 		}
 	}
 	return nil

@@ -25,7 +25,7 @@ func verifyAll(ctx context.Context, args []string, stdout, stderr io.Writer) err
 		log       config.Log
 		topics    []string
 		consumers []string
-		dsns      config.Postgres
+		dsns      = config.Postgres{Flag: "-consumer-postgres"}
 		dir       string
 		limit     int
 		asJSON    bool
@@ -89,6 +89,9 @@ func verifyAll(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	var missing *verify.NoConsumerError
 	if errors.As(err, &missing) || dsns.DSN == "" && noGuards(err) {
 		return fmt.Errorf("%w; where its guards are elsewhere, name the database with -consumer-postgres and the schema with -consumer-schema", err)
+	}
+	if of := (*verify.ConsumerError)(nil); errors.As(err, &of) {
+		return config.NeedsRole(err, of.Schema, schema.KindMonitor)
 	}
 	if err != nil {
 		return config.NeedsRole(err, postgres.Schema, schema.KindRelay, schema.KindMonitor)

@@ -61,6 +61,20 @@ func TestVerifyNeedsItsRolesAndAConsumerThatExists(t *testing.T) {
 	}
 }
 
+// What is wrong with the consumers' database is said of it, and not of the outbox's.
+func TestVerifySaysWhatIsWrongWithTheConsumersDatabase(t *testing.T) {
+	dsn, broker := cmdtest.Migrated(t), kafkatest.Broker(t)
+	env := cmdtest.Env{"FENCELINE_POSTGRES_DSN=" + pgmigrated.Login(t, dsn, "relay", "monitor"), "FENCELINE_KAFKA_BROKERS=" + broker}
+	want(t, cmdtest.Run(t, env, "relay", "verify", "-consumers", "a", "-consumer-postgres", "postgres://u:"+secret+"@"+nobody(t)+"/db"), 1, "check host and port in -consumer-postgres,")
+	for _, kinds := range [][]string{{"producer"}, {}} {
+		r := cmdtest.Run(t, env, "relay", "verify", "-consumers", "a", "-consumer-postgres", pgmigrated.Login(t, dsn, kinds...))
+		want(t, r, 1, `needs the role "fenceline_monitor"`)
+		if strings.Contains(r.All(), "fenceline_relay") {
+			t.Errorf("a login %q is to have the relay's role, too: %s", kinds, r.All())
+		}
+	}
+}
+
 // Who has chosen a schema for both parts says so once.
 func TestVerifyLooksForGuardsInTheSchemaOfTheOutbox(t *testing.T) {
 	dsn, broker := cmdtest.Database(t), kafkatest.Broker(t)

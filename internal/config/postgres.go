@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -19,6 +20,9 @@ import (
 type Postgres struct {
 	DSN    string
 	Schema string
+	// Flag is the one that DSN comes from, which errors name. Defaults to
+	// "-postgres".
+	Flag string
 }
 
 // Register adds them to a set.
@@ -30,9 +34,10 @@ func (p *Postgres) Register(s *Set) {
 // Open makes a pool and sees that it reaches the server. Errors name host,
 // port and database, never the password.
 func (p *Postgres) Open(ctx context.Context, name string) (*pgxpool.Pool, error) {
+	flag := cmp.Or(p.Flag, "-postgres")
 	cfg, err := pgxpool.ParseConfig(p.DSN)
 	if err != nil {
-		return nil, fmt.Errorf("-postgres: %w", CheckDSN(p.DSN))
+		return nil, fmt.Errorf("%s: %w", flag, CheckDSN(p.DSN))
 	}
 	if _, ok := cfg.ConnConfig.RuntimeParams["application_name"]; !ok {
 		cfg.ConnConfig.RuntimeParams["application_name"] = name
@@ -55,6 +60,7 @@ func (p *Postgres) Open(ctx context.Context, name string) (*pgxpool.Pool, error)
 	}
 	c := cfg.ConnConfig
 	cause, remedy := explain(err)
+	remedy = strings.ReplaceAll(remedy, "-postgres", flag)
 	return nil, &unreachable{fmt.Sprintf("can't use PostgreSQL at %s:%d, database %q, as user %q: %s: %s", c.Host, c.Port, c.Database, c.User, cause, remedy), err}
 }
 
