@@ -220,8 +220,37 @@ func TestWhatIsNotAnsweredInTimeIsUnknown(t *testing.T) {
 
 func TestWhatComesBehindAnotherOneHasItsTimeFromThenOn(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t)
-	a := w.workerOn(w.poolAt(w.producer, 1), fencing.Config{Holder: "a", CommitTimeout: 2 * time.Second})
+	c, second := twoThatWait(newWorld(t), 6*time.Second)
+	c.free()
+	c.w.ok((<-c.got[0]).err)
+	c.w.is((<-c.got[1]).err, context.DeadlineExceeded)
+	_, err := second.Exec(ctx, "select pg_advisory_unlock(78)")
+	c.w.ok(err)
+}
+
+// It may take as long as the one before has taken, and more than what was left of
+// that one's time.
+func TestWhatComesBehindAnotherOneHasAllOfItsTime(t *testing.T) {
+	t.Parallel()
+	if !longRun() {
+		t.Skip("it takes as long as two commits may, which a busy machine must not cut short: FENCELINE_LONG=1")
+	}
+	const limit = 30 * time.Second
+	c, second := twoThatWait(newWorld(t), limit)
+	time.Sleep(limit * 2 / 3) // it is the time that is tested
+	c.free()
+	c.w.ok((<-c.got[0]).err)
+	time.Sleep(limit * 2 / 3)
+	_, err := second.Exec(ctx, "select pg_advisory_unlock(78)")
+	c.w.ok(err)
+	c.w.ok((<-c.got[1]).err)
+}
+
+// twoThatWait is a convoy of two, of which the second one waits for a lock of the
+// session's that is given, too.
+func twoThatWait(w *world, limit time.Duration) (*convoy, *pgx.Conn) {
+	w.Helper()
+	a := w.workerOn(w.poolAt(w.producer, 1), fencing.Config{Holder: "a", CommitTimeout: limit, GateTimeout: time.Minute})
 	pos := a.acquire("k").Position()
 	waits := func(b *fencing.Batch) error {
 		b.Queue("select pg_advisory_xact_lock(78)")
@@ -232,12 +261,7 @@ func TestWhatComesBehindAnotherOneHasItsTimeFromThenOn(t *testing.T) {
 	second := w.session(w.dsn)
 	_, err = second.Exec(ctx, "select pg_advisory_lock(78)")
 	w.ok(err)
-	c := newConvoy(a, pos, writeBatch, waits)
-	c.free()
-	w.ok((<-c.got[0]).err)
-	w.is((<-c.got[1]).err, context.DeadlineExceeded)
-	_, err = second.Exec(ctx, "select pg_advisory_unlock(78)")
-	w.ok(err)
+	return newConvoy(a, pos, writeBatch, waits), second
 }
 
 // What is encoded while another one is under way is encoded in the lane's
