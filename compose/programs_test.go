@@ -115,7 +115,7 @@ func split(args []string) (subcommands, flags []string) {
 }
 
 func helpOf(ctx context.Context, program string, subcommands []string) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, program, append(append([]string{}, subcommands...), "-h")...)
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + os.Getenv("HOME")} // none of ours

@@ -66,7 +66,7 @@ func TestACampaignWinsWhenTheLeaseHasExpiredAndNotLater(t *testing.T) {
 	if lease.Position().Token != 2 {
 		t.Errorf("token %d", lease.Position().Token)
 	}
-	if late := value[time.Time](w, "select at from fenceline.turn where key = 'k' and token = 2").Sub(expires); late < 0 || late > 2*time.Second {
+	if late := value[time.Time](w, "select at from fenceline.turn where key = 'k' and token = 2").Sub(expires); late < 0 || late > 15*time.Second { // by its clock it would ask after 30 s at the earliest
 		t.Errorf("won %v after the lease could expire", late)
 	}
 }

@@ -23,24 +23,24 @@ func TestAHolderPausedBehindTheGateLosesItsSessionAndTheTakeoverGoesOn(t *testin
 func pausedBehindTheGate(w *world) {
 	a, b := w.worker("a"), w.worker("b")
 	cfg := long
-	cfg.GateTimeout = 500 * time.Millisecond
+	cfg.GateTimeout = 2 * time.Second // within which it gets as far as it should before it is paused
 	lease := a.acquireWith("k", cfg)
 	resume := make(chan struct{})
-	inside := make(chan struct{})
+	inside := make(chan struct{}, 1)
 	done := make(chan error, 1)
 	go func() {
 		_, err := lease.Commit(ctx, content("s", "x"), func(ctx context.Context, tx fencing.Tx) error {
-			w.ok(write(ctx, tx))
-			close(inside)
+			err := write(ctx, tx)
+			inside <- struct{}{}
 			<-resume
-			return nil
+			return err
 		})
 		done <- err
 	}()
 	<-inside
 	w.expire("k")
 	wait := long
-	wait.Wait = 8 * time.Second
+	wait.Wait = 12 * time.Second
 	fresh, err := b.Acquire(ctx, "k", wait) // returns when a's session has ended
 	close(resume)
 	w.ok(err)
@@ -60,7 +60,7 @@ func TestAStatementThatHangsBehindTheGateEndsByItsTimeout(t *testing.T) {
 	w := newWorld(t)
 	a := w.worker("a")
 	cfg := long
-	cfg.GateTimeout = 300 * time.Millisecond
+	cfg.GateTimeout = 3 * time.Second // in which it gets as far as the statement
 	lease := a.acquireWith("k", cfg)
 	_, err := lease.Commit(ctx, content("s", "x"), func(ctx context.Context, tx fencing.Tx) error {
 		_, err := tx.Exec(ctx, "select pg_sleep(60)")

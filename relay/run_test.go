@@ -29,12 +29,12 @@ func TestATakeoverAfterADeathTakesOneLeaseTime(t *testing.T) {
 		lateral fenceline.relay_acquire('fenceline:relay/' || lpad(s::text, 2, '0'), 'dead', interval '2 s', gen_random_uuid(), interval '1 s') a where a.won`); n != 64 {
 		t.Fatalf("the dead one had %d shards", n)
 	}
-	began := time.Now()
+	expires := query[time.Time](t, pool, "select expires_at from fenceline.lease where key = $1", ShardKey(outbox.Shard("k")))
 	r := startRelay(t, pool, kafka, quick())
 	newProducer(t, pool, "k").publish("a", "x")
 	eventually(t, "the relay publishes", func() bool { return kafka.has("a", "x") })
-	if took := time.Since(began); took < time.Second || took > 15*time.Second {
-		t.Errorf("the takeover took %v, with a lease time of 2 s", took)
+	if late := query[time.Time](t, pool, "select clock_timestamp()").Sub(expires); late < 0 || late > 15*time.Second {
+		t.Errorf("it published %v after the lease's end", late)
 	}
 	r.end()
 }
@@ -148,7 +148,7 @@ func TestAStopDoesNotWaitForABrokerLongerThanTheGraceTime(t *testing.T) {
 	receive(t, "a request is sent", began)
 	stop := time.Now()
 	r.end()
-	if took := time.Since(stop); took > 5*time.Second {
+	if took := time.Since(stop); took > 15*time.Second { // it would wait for ever
 		t.Errorf("the stop took %v", took)
 	}
 	kafka.answer(nil)

@@ -146,8 +146,8 @@ func TestAReplicaThatLagsDoesNotKeepAReadFromOneThatCatchesUp(t *testing.T) {
 	w.ok(lagging.PauseReplay(ctx))
 	position := w.report(w.takeOver("k"), "new")
 	for range 4 { // whichever is looked at first
-		text, result, err := body(reader, "k", position, replica.WaitThenPending(15*time.Second))
-		if err != nil || text != "new" || result.Replica != 1 || result.Waited > 5*time.Second {
+		text, result, err := body(reader, "k", position, replica.WaitThenPending(18*time.Second))
+		if err != nil || text != "new" || result.Replica != 1 || result.Waited > 12*time.Second {
 			t.Errorf("%q, %+v, %v", text, result, err)
 		}
 	}

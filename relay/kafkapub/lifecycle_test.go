@@ -73,16 +73,14 @@ func TestTheBrokersThrottleIsHonoured(t *testing.T) {
 	t.Parallel()
 	c := fake(t)
 	p := open(t, c.ListenAddrs())
+	const throttle = 2 * time.Second // in which a busy machine comes to the next batch
 	c.ControlKey(produceKey, func(r kmsg.Request) (kmsg.Response, error, bool) {
 		resp, _ := reply(r)
-		resp.ThrottleMillis = 300
+		resp.ThrottleMillis = int32(throttle.Milliseconds())
 		return resp, nil, true
 	})
 	start := time.Now()
 	insist(t, p, events(1))
-	if d := time.Since(start); d > 250*time.Millisecond {
-		t.Logf("the acknowledgement itself took %v", d)
-	}
 	ctx, cancel := context.WithTimeout(within(t), 20*time.Millisecond)
 	defer cancel()
 	seen := listen(c)
@@ -92,7 +90,7 @@ func TestTheBrokersThrottleIsHonoured(t *testing.T) {
 		t.Error("sent although throttled")
 	}
 	insist(t, p, b)
-	if d := time.Since(start); d < 300*time.Millisecond {
+	if d := time.Since(start); d < throttle {
 		t.Errorf("sent again after %v", d)
 	}
 }
