@@ -186,6 +186,43 @@ func durableToken(w *world) {
 	}
 }
 
+// What is told of a key's lives is on the disk by then, too.
+func TestALifeIsBegunAndEndedDurablyWhateverTheSessionSays(t *testing.T) {
+	t.Parallel()
+	durableLives(newWorld(t))
+}
+
+func durableLives(w *world) {
+	conn := w.session(w.dsn)
+	for _, off := range []string{"off", "local"} {
+		for _, call := range []string{
+			"select fenceline.acquire($1, 'a', '1 min', gen_random_uuid(), '1 s')",
+			"select fenceline.rotate($1, (select epoch from fenceline.fence where key = $1), 1, gen_random_uuid(), '1 s')",
+			"select fenceline.advance($1, 7)",
+			"select fenceline.close($1, (select epoch from fenceline.fence where key = $1), 7)",
+			"select fenceline.open($1)",
+			"select fenceline.history_bump()",
+		} {
+			args := []any{off}
+			if !strings.Contains(call, "$1") {
+				args = nil
+			}
+			tx, err := conn.Begin(ctx)
+			w.ok(err)
+			_, err = tx.Exec(ctx, "set local synchronous_commit = "+off)
+			w.ok(err)
+			_, err = tx.Exec(ctx, call, args...)
+			w.ok(err)
+			var now string
+			w.ok(tx.QueryRow(ctx, "select current_setting('synchronous_commit')").Scan(&now))
+			if now != "on" {
+				w.Errorf("%s with synchronous_commit = %s", call, now)
+			}
+			w.ok(tx.Commit(ctx))
+		}
+	}
+}
+
 func TestACallersOwnTransactionPassesTheGateAndCommitsByItself(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
