@@ -247,10 +247,11 @@ func (o *Operator) SetOwner(ctx context.Context, key, login, who string) error {
 
 // change runs a function that mends something, in a transaction like those of
 // [Fences]: what it does behind a lock rests on READ COMMITTED, and the login of a
-// person may be set to write nothing, or to wait for nothing, unless told so.
+// person may be set to write nothing, or to wait for nothing, unless told so. What was
+// decided is on the disk when it is told: a crash must not make a key everybody's again.
 func (o *Operator) change(ctx context.Context, read func(pgx.Row) error, sql string, args ...any) error {
 	return pgx.BeginTxFunc(ctx, o.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, patientSQL); err != nil {
+		if _, err := tx.Exec(ctx, patientSQL+", "+durableSQL); err != nil {
 			return err
 		}
 		return read(tx.QueryRow(ctx, sql, args...))

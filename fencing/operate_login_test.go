@@ -12,6 +12,32 @@ import (
 	"github.com/fenceline/fenceline/internal/schema"
 )
 
+// What an operator decides is on the disk when he is told.
+func TestWhatAnOperatorDecidesIsDurableWhateverItsLoginHasSet(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	dsn := pgmigrated.Login(w, w.dsn, schema.KindOperator)
+	w.exec("alter role " + pgx.Identifier{w.loginOf(dsn)}.Sanitize() + " set synchronous_commit = off")
+	w.exec(`create table public.seen (what text, durability text);
+		create function public.see() returns trigger language plpgsql security definer as
+			$$ begin insert into public.seen values (tg_table_name, current_setting('synchronous_commit')); return null; end $$;
+		create trigger see after update on fenceline.fence for each row execute function public.see();
+		create trigger see after update on fenceline.lease for each row execute function public.see();
+		create trigger see after update on fenceline.history for each row execute function public.see()`)
+	o, err := fencing.NewOperator(ctx, pgtest.Connect(w, dsn), "")
+	w.ok(err)
+	w.worker("a").acquire("k")
+	w.exec("truncate public.seen")
+	w.ok(o.SetOwner(ctx, "k", w.loginOf(w.producer), "me"))
+	_, _, _, err = o.Expire(ctx, "k", "me")
+	w.ok(errors.Join(err, o.OnNewHistory(ctx, fencing.Bump, "me"), o.OnNewHistory(ctx, fencing.Refuse, "me"), o.Confirm(ctx, "me")))
+	_, err = o.Bump(ctx, 0, "me")
+	w.ok(err)
+	if got := value[string](w, "select string_agg(distinct what, ' ' order by what) || ': ' || string_agg(distinct durability, ' ') from public.seen"); got != "fence history lease: on" {
+		t.Errorf("%s", got)
+	}
+}
+
 // An operator's login is often set to write nothing unless told so, and the
 // functions rest on READ COMMITTED whatever it is set to.
 func TestAnOperatorMendsWhateverItsLoginBeginsTransactionsWith(t *testing.T) {

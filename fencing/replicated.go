@@ -12,8 +12,11 @@ import (
 // that waits; it is in the log behind what is asked about, so a standby that has the
 // one has the other. It waits as a commit does: no less than for the log, and as the
 // login says beyond that.
-const waitedSQL = `case when current_setting('synchronous_standby_names') <> '' then pg_logical_emit_message(true, 'fenceline', '') is not null
-	and set_config('synchronous_commit', case when current_setting('synchronous_commit') in ('off', 'local') then 'on' else current_setting('synchronous_commit') end, true) <> '' end`
+const waitedSQL = `case when current_setting('synchronous_standby_names') <> '' then pg_logical_emit_message(true, 'fenceline', '') is not null and ` + durableSQL + ` <> '' end`
+
+// durableSQL is an expression with which COMMIT waits for the log whatever a login has
+// set, and no less than it has set.
+const durableSQL = `set_config('synchronous_commit', case when current_setting('synchronous_commit') in ('off', 'local') then 'on' else current_setting('synchronous_commit') end, true)`
 
 const replicatedSQL = "select " + waitedSQL
 
