@@ -180,7 +180,7 @@ func (f *Fences) pack(members []*member) *packet {
 // the others have none: then nothing is written.
 func (f *Fences) commitMembers(ctx context.Context, conn *pgxpool.Conn, members []*member) (o outcome, culprit int) {
 	p := f.pack(members)
-	o = f.finish(ctx, conn.Conn(), p.statements)
+	o = f.finish(ctx, conn.Conn(), p.statements, false)
 	f.rollback(conn)
 	return o, f.unpack(p, o)
 }

@@ -106,6 +106,7 @@ func (f *Fences) commitCompany(ctx context.Context, conn *pgxpool.Conn, members 
 		return outcome{fate: refused, at: -1, err: err}, at
 	}
 	var sent []statement
+	appended := false
 	appends := appends{group: mixed(members)}
 	first := make([]int, len(members)+1)
 	// The receipts of all were in a transaction that was ended in their midst, and
@@ -139,7 +140,7 @@ func (f *Fences) commitCompany(ctx context.Context, conn *pgxpool.Conn, members 
 		if err == nil && i < len(members)-1 {
 			err = s.flush(m.ctx)
 		}
-		over = append(over, s.close...)
+		over, appended = append(over, s.close...), appended || s.appended
 		if status := conn.Conn().PgConn().TxStatus(); err != nil && status != 'T' && status != 'E' && !conn.Conn().IsClosed() || errors.Is(err, errTorn) {
 			return torn(err)
 		}
@@ -161,7 +162,7 @@ func (f *Fences) commitCompany(ctx context.Context, conn *pgxpool.Conn, members 
 	}
 	first[len(members)] = len(sent)
 	sent = append(sent, appends.sent(f)...)
-	o = f.finish(ctx, conn.Conn(), sent)
+	o = f.finish(ctx, conn.Conn(), sent, appended)
 	if o.notPassed() && (slices.Contains(checks, o.at) || o.at >= first[len(members)]) {
 		return torn(o.err)
 	}

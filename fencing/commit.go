@@ -79,7 +79,10 @@ type session struct {
 	conn   *pgxpool.Conn // nil for none
 	moved  bool          // it is not the one that the session has begun with
 	queued []statement
-	close  []func() // what is called when the transaction has ended
+	// appended is set where the callback has had events appended at once, and not with
+	// COMMIT.
+	appended bool
+	close    []func() // what is called when the transaction has ended
 }
 
 // commit returns as many receipts as there are gates, with an error too.
@@ -123,7 +126,7 @@ func (s *session) commitOn(ctx context.Context, fn func(ctx context.Context, txs
 	}
 	mine := len(s.queued)
 	check := s.check()
-	o := s.f.finish(ctx, s.conn.Conn(), s.queued)
+	o := s.f.finish(ctx, s.conn.Conn(), s.queued, s.appended)
 	s.rollback()
 	if o.at == check && o.notPassed() {
 		return receipts, fmt.Errorf("fencing: commit of %q: %w", s.key(), notSame(mine))
@@ -253,6 +256,7 @@ func (s *session) run(ctx context.Context, fn func(ctx context.Context, txs []Tx
 	err := fn(ctx, txs)
 	returned = true
 	refused := lending.end()
+	s.appended = lending.appended.Load()
 	if err == nil && refused != nil {
 		err = fmt.Errorf("fencing: commit of %q: nothing was written: %w", s.key(), refused)
 	}

@@ -24,8 +24,9 @@ var errOver = &wrappedError{"fencing: the transaction has ended with its callbac
 // then: it has the connection busy, and COMMIT isn't sent (see ended), or it
 // finds it busy.
 type lending struct {
-	over    atomic.Bool
-	company bool // what others do in the transaction is to stay as they left it
+	over     atomic.Bool
+	appended atomic.Bool // events, by a statement that was not queued
+	company  bool        // what others do in the transaction is to stay as they left it
 	// mu has a statement either queued before over is set, or refused.
 	mu      sync.Mutex
 	queued  *[]statement
@@ -148,6 +149,11 @@ type lent struct {
 func (l *lent) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
 	if err := l.check(sql); err != nil {
 		return pgconn.CommandTag{}, err
+	}
+	if len(args) == 1 {
+		if _, is := args[0].(*gate.Append); is {
+			l.appended.Store(true)
+		}
 	}
 	return l.on.Exec(ctx, sql, args...)
 }

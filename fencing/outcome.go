@@ -40,25 +40,28 @@ const (
 
 // finish sends statements, with COMMIT as the last one, in one round trip. The
 // caller's deadline does not reach it: a COMMIT that is cancelled may still
-// happen. Of ctx only the values are used.
-func (f *Fences) finish(ctx context.Context, conn *pgx.Conn, statements []statement) outcome {
+// happen. Of ctx only the values are used. appended says that there are events in the
+// transaction already.
+func (f *Fences) finish(ctx context.Context, conn *pgx.Conn, statements []statement, appended bool) outcome {
 	o := f.send(ctx, conn, statements)
-	f.announce(o, statements)
+	f.announce(o, statements, appended)
 	return o
 }
 
 // announce tells of events that are, or may be, committed. Never before: NOTIFY in
 // the transaction itself would have the commits of the whole server queue up.
-func (f *Fences) announce(o outcome, statements []statement) {
+func (f *Fences) announce(o outcome, statements []statement, appended bool) {
 	if f.cfg.Wake == nil || o.fate == refused || o.fate == rolledBack {
 		return
 	}
 	for _, s := range statements {
 		switch s.sql {
 		case f.sql.append, f.sql.appendGroup, f.sql.enterOne: // the last takes an event along
-			f.cfg.Wake()
-			return
+			appended = true
 		}
+	}
+	if appended {
+		f.cfg.Wake()
 	}
 }
 

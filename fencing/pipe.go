@@ -182,7 +182,7 @@ func (p *pipe) receive() outcome {
 	if o.fate != committed && o.fate != notReplicatedFate {
 		p.broken = true
 	}
-	p.f.announce(o, pk.statements)
+	p.f.announce(o, pk.statements, false)
 	return o
 }
 

@@ -67,6 +67,9 @@ func (w *world) roads(cfg fencing.Config, names []string, edit ...func(*pgxpool.
 	add("callback", plain, 1, one(func(ctx context.Context, l *fencing.Lease, c fencing.Content, sql string) (fencing.Receipt, error) {
 		return l.Commit(ctx, c, appending(sql))
 	}))
+	add("callback with a savepoint", plain, 1, one(func(ctx context.Context, l *fencing.Lease, c fencing.Content, sql string) (fencing.Receipt, error) {
+		return l.Commit(ctx, c, inSavepoint(sql))
+	}))
 	add("callback by position", plain, 1, one(func(ctx context.Context, l *fencing.Lease, c fencing.Content, sql string) (fencing.Receipt, error) {
 		return plain.Commit(ctx, l.Position(), c, appending(sql))
 	}))
@@ -110,6 +113,14 @@ func (w *world) roads(cfg fencing.Config, names []string, edit ...func(*pgxpool.
 			return plain.togetherIn(lease, callbacks(ctx, lease, step+" 1", sql), callbacks(ctx, lease, step+" 2", sql))
 		}
 	})
+	add("callbacks of a key with savepoints", plain, 1, func(lease, _ *fencing.Lease) func(ctx context.Context, step, sql string) []answer {
+		return func(ctx context.Context, step, sql string) []answer {
+			commit := func(step string) func() (fencing.Receipt, error) {
+				return func() (fencing.Receipt, error) { return lease.Commit(ctx, content(step, "x"), inSavepoint(sql)) }
+			}
+			return plain.togetherIn(lease, commit(step+" 1"), commit(step+" 2"))
+		}
+	})
 	// The mate's answer is its own affair.
 	add("group of batches", group, 1, func(lease, mate *fencing.Lease) func(ctx context.Context, step, sql string) []answer {
 		return func(ctx context.Context, step, sql string) []answer {
@@ -132,6 +143,25 @@ func appending(sql string) func(ctx context.Context, tx fencing.Tx) error {
 	return func(ctx context.Context, tx fencing.Tx) error {
 		_, err := tx.Exec(ctx, sql, tx.Gate().Key, tx.Gate().Step)
 		return errors.Join(err, outbox.Append(ctx, tx, eventOf(tx.Gate().Step)))
+	}
+}
+
+// part is a part of a transaction that has passed a gate, with events that go with it.
+type part struct {
+	pgx.Tx
+	pass outbox.Pass
+}
+
+func (p part) Gate() outbox.Pass { return p.pass }
+
+func inSavepoint(sql string) func(ctx context.Context, tx fencing.Tx) error {
+	return func(ctx context.Context, tx fencing.Tx) error {
+		nested, err := tx.Begin(ctx)
+		if err != nil {
+			return err
+		}
+		_, err = nested.Exec(ctx, sql, tx.Gate().Key, tx.Gate().Step)
+		return errors.Join(err, outbox.Append(ctx, part{nested, tx.Gate()}, eventOf(tx.Gate().Step)), nested.Commit(ctx))
 	}
 }
 
