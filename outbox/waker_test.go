@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fenceline/fenceline/fencing"
 	"github.com/fenceline/fenceline/outbox"
@@ -132,6 +133,34 @@ func TestAWakeUpWithinTheIntervalIsSentAtItsEnd(t *testing.T) {
 		w.Wake()
 		b.heard(ear)
 	}
+}
+
+// held keeps who has sent a statement from reading its answer, until it is let go.
+type held chan struct{}
+
+func (h held) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	return ctx
+}
+func (h held) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) { <-h }
+
+// What is committed behind a NOTIFY is not told by it.
+func TestAWakeUpWhileOneIsSentIsNotForgotten(t *testing.T) {
+	t.Parallel()
+	b := newBed(t)
+	ear := b.ear()
+	cfg, sent := b.pool.Config(), make(held)
+	cfg.ConnConfig.Tracer = sent
+	pool, err := pgxpool.NewWithConfig(ctx, cfg)
+	b.ok(err)
+	t.Cleanup(pool.Close)
+	w, err := outbox.NewWaker(pool, outbox.WakerConfig{Interval: time.Millisecond, Timeout: time.Minute})
+	b.ok(err)
+	w.Wake()
+	b.heard(ear)
+	w.Wake()
+	close(sent)
+	b.heard(ear)
+	w.Close()
 }
 
 // A process that commits and ends is done before an interval is over, or before the
