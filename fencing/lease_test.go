@@ -149,6 +149,69 @@ func TestTheContextEndsBeforeTheLeaseWhenItsRowStaysLocked(t *testing.T) {
 	w.ok(tx.Rollback(ctx))
 }
 
+// lateLeases has whoever sets a lease's time wait at COMMIT, until the session lets one
+// of them through.
+func (w *world) lateLeases() (hold *pgx.Conn, let func()) {
+	w.Helper()
+	w.exec(`create function public.late() returns trigger language plpgsql as $$ begin perform pg_advisory_xact_lock(11); return null; end $$;
+		create constraint trigger late after insert or update on fenceline.lease deferrable initially deferred for each row execute function public.late()`)
+	hold = w.session(w.dsn)
+	_, err := hold.Exec(ctx, "select pg_advisory_lock(11)")
+	w.ok(err)
+	return hold, func() {
+		w.Helper()
+		_, err := hold.Exec(ctx, "select pg_advisory_unlock(11), pg_advisory_lock(11)") // behind who waits
+		w.ok(err)
+	}
+}
+
+const waitsFor = "select exists (select from pg_stat_activity where $1 = any (pg_blocking_pids(pid)))"
+
+// The database's time runs from when it was asked: an answer that is late is of a
+// lease that is as much older. Here it is by more than the margin.
+func TestTheTrustInALeaseCountsFromTheQuestion(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	hold, let := w.lateLeases()
+	a := w.workerAt("a", w.producer, 2)
+	got := make(chan *fencing.Lease, 1)
+	go func() {
+		lease, err := a.Acquire(ctx, "k", fencing.LeaseConfig{TTL: 8 * time.Second, Margin: 3 * time.Second, RenewEvery: 4900 * time.Millisecond})
+		if err != nil {
+			t.Error(err)
+		}
+		got <- lease
+	}()
+	pgtest.WaitTrue(t, w.admin, waitsFor, int32(hold.PgConn().PID()))
+	time.Sleep(4 * time.Second) // it is the time that is tested
+	let()
+	lease := <-got
+	if t.Failed() {
+		return
+	}
+	w.endedWhileHeld(lease)
+	w.ok(hold.Close(ctx))
+	w.ok(lease.Release(ctx))
+}
+
+func TestTheTrustInARenewedLeaseCountsFromTheQuestion(t *testing.T) {
+	t.Parallel()
+	if !longRun() {
+		t.Skip("it lasts as long as a lease that a busy machine can look at: FENCELINE_LONG=1")
+	}
+	w := newWorld(t)
+	a := w.workerAt("a", w.producer, 2)
+	lease := a.acquireWith("k", fencing.LeaseConfig{TTL: 18 * time.Second, Margin: 3 * time.Second, RenewEvery: 7 * time.Second})
+	before := value[time.Time](w, "select expires_at from fenceline.lease")
+	hold, let := w.lateLeases()
+	pgtest.WaitTrue(t, w.admin, waitsFor, int32(hold.PgConn().PID()))
+	time.Sleep(4 * time.Second) // less than a renewal is waited for
+	let()
+	pgtest.WaitTrue(t, w.admin, "select expires_at > $1 from fenceline.lease", before)
+	w.endedWhileHeld(lease)
+	w.ok(hold.Close(ctx))
+}
+
 func TestARenewalThatFailsIsTriedAgainWhileTrustRemains(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
