@@ -16,7 +16,8 @@ import (
 // one statement, for Config.GateTimeout at most.
 //
 // Every answer but a first commit is an error, after which the transaction can
-// only be rolled back: a [*RefusedError] also for ErrReplayed.
+// only be rolled back: a [*RefusedError] also for ErrReplayed, which here waits for no
+// synchronous standby as Commit's does.
 func (f *Fences) Enter(ctx context.Context, t pgx.Tx, pos Position, content Content) (*Entered, error) {
 	if err := errors.Join(pos.validate(), content.validate()); err != nil {
 		return nil, err
