@@ -242,6 +242,11 @@ func (s *session) checkpoint(ctx context.Context, sync bool) error {
 		}
 		return f.joined
 	})
+	for _, f := range st.joined {
+		if f.joined {
+			s.leave(f)
+		}
+	}
 	s.mu.Unlock()
 	if h := s.cfg.Hooks.Checkpointed; h != nil {
 		h(st.acks, time.Since(began))

@@ -195,7 +195,12 @@ var errVoid = errors.New("relay: the batch is no longer this lane's")
 func (l *lane) produce(b *Batch) error {
 	s := l.s
 	var wait *backoff.ExponentialBackOff
-	defer s.outages.over(l)
+	aside := false
+	defer func() {
+		if !aside {
+			s.outages.over(l)
+		}
+	}()
 	var trouble trouble
 	for attempts := 1; ; attempts++ {
 		began := time.Now()
@@ -205,11 +210,16 @@ func (l *lane) produce(b *Batch) error {
 		if err == nil || s.hard.Err() != nil || errors.As(err, &refused) || errors.As(err, &topic) || errors.Is(err, ErrFenced) {
 			return err
 		}
+		if gone := l.void(); gone {
+			return errVoid // nobody waits for it any more
+		}
 		s.outages.failed(l, l.topic.name, began, err)
 		if s.cfg.Hooks.Retried != nil {
 			s.cfg.Hooks.Retried(b.Topic, b.Partition, attempts, err)
 		}
 		if l.desert(&trouble, err) {
+			aside = true
+			s.outages.aside(l)
 			return errVoid
 		}
 		if wait == nil {

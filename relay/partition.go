@@ -114,6 +114,19 @@ func (f *fork) postpone() {
 	f.proven, f.after = false, time.Now().Add(f.wait.NextBackOff())
 }
 
+// leave: a fork is over. That of a partition may have had nothing to send any more,
+// by which it would have shown that the partition is back. Called under the mutex.
+func (s *session) leave(f *fork) {
+	for _, o := range s.forks {
+		if o.topic == f.topic && o.partition == f.partition {
+			return
+		}
+	}
+	if t := s.topics[f.topic]; t != nil && f.partition >= 0 && f.partition < len(t.lanes) && t.lanes[f.partition] != nil {
+		s.outages.left(t.lanes[f.partition])
+	}
+}
+
 // mayTry: a partition's fork that isn't proven sends one batch at a time, and
 // few of them do at once. Called under the mutex.
 func (s *session) mayTry(f *fork) bool {

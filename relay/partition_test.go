@@ -96,6 +96,81 @@ func TestAPartitionWithoutALeaderHoldsNothingElseUp(t *testing.T) {
 	firsts(t, kafka.logs["a"])
 }
 
+// Each try of what was set aside would be an outage of its own, with its end: two
+// lines in the log and one more in the count, every few seconds, for as long as the
+// partition has no leader; and a metric that says nothing is wrong in between.
+func TestAPartitionThatIsSetAsideIsOneOutageUntilItIsBack(t *testing.T) {
+	t.Parallel()
+	pool, kafka := fresh(t, "a")
+	var dead atomic.Bool
+	var asked, began, ended, shards atomic.Int64
+	dead.Store(true)
+	kafka.answer(headless(&dead, "a", 1, &asked))
+	var log lines
+	cfg := quick()
+	cfg.PartitionGrace, cfg.LeaseTTL = 20*time.Millisecond, time.Minute // who is slow keeps its session
+	cfg.Logger = log.logger()
+	cfg.Hooks.OutageBegan = func(error) { began.Add(1) }
+	cfg.Hooks.OutageEnded = func(time.Duration) { ended.Add(1) }
+	cfg.Hooks.Shards = func(all []int) { shards.Store(int64(len(all))) }
+	gone, well := newProducer(t, pool, keysOf(1, 1)[0]), newProducer(t, pool, keysOf(0, 1)[0])
+	r := startRelay(t, pool, kafka, cfg)
+	eventually(t, "it has all shards", func() bool { return shards.Load() == outbox.Shards }) // or its session would end once more
+	gone.publish("a", "1")
+	eventually(t, "it is set aside", func() bool {
+		return query[int](t, pool, "select count(*) from fenceline.relay_fork where partition = 1") > 0
+	})
+	well.publish("a", "the rest flows")
+	eventually(t, "the rest flows", func() bool { return kafka.has("a", "the rest flows") })
+	n := asked.Load()
+	eventually(t, "it is tried again and again", func() bool { return asked.Load() > n+4 })
+	if b, e := began.Load(), ended.Load(); b != 1 || e != 0 {
+		t.Errorf("while the partition is away an outage began %d times and ended %d times, want 1 and 0", b, e)
+	}
+	if b, e := log.count("broker does not acknowledge"), log.count("broker acknowledges again"); b != 1 || e != 0 {
+		t.Errorf("while the partition is away the log tells %d times that the broker does not acknowledge, and %d times that it does again, want 1 and 0", b, e)
+	}
+	dead.Store(false)
+	eventually(t, "what waited is published", func() bool { return kafka.has("a", "1") })
+	eventually(t, "the outage has ended", func() bool { return ended.Load() == 1 })
+	r.end()
+	if b, e := began.Load(), ended.Load(); b != 1 || e != 1 {
+		t.Errorf("in all an outage began %d times and ended %d times, want once", b, e)
+	}
+}
+
+// What a topic that is refused has set aside before is the refusal's from then on.
+func TestARefusalEndsTheOutageOfAPartitionThatWasSetAside(t *testing.T) {
+	t.Parallel()
+	pool, kafka := fresh(t, "a")
+	var dead atomic.Bool
+	var asked, began, ended, shards atomic.Int64
+	dead.Store(true)
+	kafka.answer(headless(&dead, "a", 1, &asked))
+	cfg := quick()
+	cfg.PartitionGrace, cfg.LeaseTTL = 20*time.Millisecond, time.Minute
+	cfg.Hooks.OutageBegan = func(error) { began.Add(1) }
+	cfg.Hooks.OutageEnded = func(time.Duration) { ended.Add(1) }
+	cfg.Hooks.Shards = func(all []int) { shards.Store(int64(len(all))) }
+	p := newProducer(t, pool, keysOf(1, 1)[0])
+	r := startRelay(t, pool, kafka, cfg)
+	eventually(t, "it has all shards", func() bool { return shards.Load() == outbox.Shards })
+	p.publish("a", "1")
+	eventually(t, "it is set aside", func() bool {
+		return query[int](t, pool, "select count(*) from fenceline.relay_fork where partition = 1") > 0
+	})
+	kafka.mu.Lock()
+	kafka.describe = func(name string) (Topic, error) {
+		return Topic{}, &TopicError{Topic: name, Reason: "it is gone"}
+	}
+	kafka.mu.Unlock()
+	eventually(t, "the topic is refused", func() bool {
+		return query[int](t, pool, "select count(*) from fenceline.relay_fork where partition is null and reason = 'it is gone'") > 0
+	})
+	eventually(t, "the outage has ended", func() bool { return ended.Load() == 1 && began.Load() == 1 })
+	r.end()
+}
+
 // A broker that is away altogether is an outage, and no partition's fault.
 func TestAnOutageOfTheBrokerSetsNoPartitionAside(t *testing.T) {
 	t.Parallel()

@@ -68,6 +68,7 @@ func (t *topic) clear() {
 	for _, l := range t.lanes {
 		if l != nil {
 			l.clear()
+			t.s.outages.left(l)
 		}
 	}
 }
