@@ -50,6 +50,7 @@ type (
 			RunAsNonRoot   bool                  `yaml:"runAsNonRoot"`
 			RunAsUser      int                   `yaml:"runAsUser"`
 			RunAsGroup     int                   `yaml:"runAsGroup"`
+			FSGroup        int                   `yaml:"fsGroup"`
 			SeccompProfile struct{ Type string } `yaml:"seccompProfile"`
 		} `yaml:"securityContext"`
 		InitContainers []container `yaml:"initContainers"`
@@ -189,6 +190,12 @@ func wrong(content string) (complaints []string) {
 	volumes := map[string]bool{}
 	for _, v := range pod.Volumes {
 		volumes[v.Name] = v.Secret != nil || v.ConfigMap != nil
+		// The files of a Secret belong to root, and to fsGroup if there is one: its
+		// members, which all containers are then, can read them whatever the mode. To
+		// say no mode is to say 0644.
+		if s := v.Secret; s != nil && s.DefaultMode != 0 && s.DefaultMode&0o004 == 0 && pod.SecurityContext.FSGroup == 0 {
+			complain("user %d can't read the files of volume %s: they are root's, their mode is %#o, and the Pod has no fsGroup", pod.SecurityContext.RunAsUser, v.Name, s.DefaultMode)
+		}
 	}
 	for _, c := range append(slices.Clone(pod.InitContainers), pod.Containers...) {
 		if !pinned(c.Image) {
@@ -288,6 +295,7 @@ func TestEachMistakeInAManifestIsSeen(t *testing.T) {
 		"selector":               {"    matchLabels:\n      app.kubernetes.io/name: catalogue", "    matchLabels:\n      app.kubernetes.io/name: other", "doesn't match"},
 		"secret in the open":     {"FENCELINE_POSTGRES_DSN_FILE", "FENCELINE_POSTGRES_DSN", "belongs into a file"},
 		"unknown volume":         {"            - name: secret\n              mountPath", "            - name: secrets\n              mountPath", "volume secrets"},
+		"secret of root's":       {"        fsGroup: 65532\n", "", "can't read the files of volume secret"},
 		"token":                  {"automountServiceAccountToken: false", "automountServiceAccountToken: true", "token"},
 		"second document":        {"apiVersion: apps/v1\n", "kind: Other\n---\napiVersion: apps/v1\n", "more than one document"},
 	} {
