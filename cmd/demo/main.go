@@ -59,6 +59,10 @@ func storyCommand(ctx context.Context, args []string, stdout, _ io.Writer) error
 	case err == nil || errors.Is(err, config.ErrReported):
 		return err
 	case errors.Is(err, context.Canceled) && ctx.Err() != nil:
+		var left *leftError
+		if errors.As(err, &left) {
+			return fmt.Errorf("interrupted; %w", left)
+		}
 		return errors.New("interrupted; everything was stopped and removed")
 	default:
 		out.fail(err.Error())

@@ -41,6 +41,8 @@ type stage struct {
 	cast *cast
 
 	dsn         string
+	given       bool // the server is somebody's, and so is the password in dsn
+	givenKafka  bool
 	brokers     []string
 	schema      string // fenceline's
 	workSchema  string // the workers' own
@@ -58,7 +60,7 @@ type stage struct {
 // newStage starts or reaches the servers and makes what the run needs. close
 // removes everything again, also after an error here.
 func newStage(ctx context.Context, s settings, out *printer) (*stage, error) {
-	g := &stage{out: out, dsn: s.Postgres, brokers: s.Brokers}
+	g := &stage{out: out, dsn: s.Postgres, given: s.Postgres != "", givenKafka: len(s.Brokers) > 0, brokers: s.Brokers}
 	run := strings.ToLower(rand.Text()[:8])
 	g.schema, g.workSchema, g.modelSchema = "fenceline_demo_"+run, "quake_work_"+run, "quake_report_"+run
 	g.topic, g.group = "quakes-demo-"+run, "quake-report-"+run
@@ -104,14 +106,16 @@ func (g *stage) openPostgres(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if c := pool.Config().ConnConfig; g.given {
+		g.out.note("PostgreSQL at %s:%d, database %q, in the schemas %s, %s and %s, which are removed at the end", c.Host, c.Port, c.Database, g.schema, g.workSchema, g.modelSchema)
+	}
 	g.pool = pool
 	g.undo = append(g.undo, func(context.Context) error { pool.Close(); return nil })
 	return nil
 }
 
 func (g *stage) openKafka(ctx context.Context) error {
-	external := len(g.brokers) > 0
-	if !external {
+	if !g.givenKafka {
 		b, err := devstack.StartBroker()
 		if err != nil {
 			return err
@@ -124,6 +128,7 @@ func (g *stage) openKafka(ctx context.Context) error {
 		if err := k.Reach(ctx); err != nil {
 			return err
 		}
+		g.out.note("Kafka at %s, with the topic %s and the group %s, which are removed at the end", strings.Join(g.brokers, ","), g.topic, g.group)
 	}
 	client, err := kgo.NewClient(kgo.SeedBrokers(g.brokers...), kgo.MetadataMinAge(100*time.Millisecond), kgo.RecordPartitioner(kgo.ManualPartitioner()))
 	if err != nil {
@@ -138,7 +143,7 @@ func (g *stage) openKafka(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("create topic %s on %s: %w", g.topic, strings.Join(g.brokers, ","), err)
 	}
-	if external {
+	if g.givenKafka {
 		g.undo = append(g.undo, g.deleteFromKafka)
 	}
 	return nil
@@ -228,6 +233,26 @@ func (g *stage) close() error {
 	g.undo = nil
 	return errors.Join(errs...)
 }
+
+// leftError is that the run could not be removed as a whole.
+type leftError struct {
+	stage *stage
+	err   error
+}
+
+// Error says what to look for on servers that stay.
+func (e *leftError) Error() string {
+	g, look := e.stage, ""
+	if g.given {
+		look += fmt.Sprintf("; look for the schemas %s, %s and %s and the roles that begin with %[1]s", g.schema, g.workSchema, g.modelSchema)
+	}
+	if g.givenKafka {
+		look += fmt.Sprintf("; look for topic %s and group %s", g.topic, g.group)
+	}
+	return "not everything could be removed: " + strings.ReplaceAll(e.err.Error(), "\n", "; ") + look
+}
+
+func (e *leftError) Unwrap() error { return e.err }
 
 // child is the configuration that all children share.
 func (g *stage) child(role, name, pgRole, input string) childConfig {

@@ -57,8 +57,8 @@ func tell(ctx context.Context, s settings, reports []quakes.Report, input string
 		out.verdict(f)
 		t.keep(ctx)
 	}
-	if e := t.stage.close(); e != nil && err == nil {
-		err = fmt.Errorf("clean up: %w", e)
+	if e := t.stage.close(); e != nil {
+		err = errors.Join(err, &leftError{t.stage, e})
 	}
 	if err != nil {
 		return err
@@ -477,13 +477,23 @@ func (g *stage) until(ctx context.Context, what string, reached func() (bool, st
 
 func (t *story) keep(ctx context.Context) {
 	t.out.note("\nEverything stays until Ctrl-C. In another terminal:")
-	for _, s := range []string{
-		fmt.Sprintf("export FENCELINE_POSTGRES_DSN='%s' FENCELINE_KAFKA_BROKERS=%s FENCELINE_SCHEMA=%s", t.dsn, strings.Join(t.brokers, ","), t.schema),
-		"go run ./cmd/relay status",
-		"go run ./cmd/demo-consumer report -model-schema " + t.modelSchema,
-		fmt.Sprintf(`psql "$FENCELINE_POSTGRES_DSN" -c 'select key, epoch, token, step, committed_at from %s.receipt order by committed_at desc limit 5'`, t.schema),
-	} {
+	for _, s := range t.look() {
 		t.out.say("%s", s)
 	}
 	<-ctx.Done()
+}
+
+// look is what to type to look around. A connection string that was given is not
+// repeated: it may have a password.
+func (g *stage) look() []string {
+	lines := []string{fmt.Sprintf("export FENCELINE_KAFKA_BROKERS=%s FENCELINE_SCHEMA=%s", config.Typed(strings.Join(g.brokers, ",")), g.schema)}
+	if g.given {
+		lines = append(lines, "# and FENCELINE_POSTGRES_DSN, the connection string that you have given")
+	} else {
+		lines = append(lines, "export FENCELINE_POSTGRES_DSN="+config.Typed(g.dsn))
+	}
+	return append(lines,
+		"go run ./cmd/relay status",
+		"go run ./cmd/demo-consumer report -model-schema "+g.modelSchema,
+		fmt.Sprintf(`psql "$FENCELINE_POSTGRES_DSN" -c 'select key, epoch, token, step, committed_at from %s.receipt order by committed_at desc limit 5'`, g.schema))
 }
