@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -315,10 +316,28 @@ func (x *setting) resolve() error {
 		if x.secret {
 			return fmt.Errorf("%s: %w", from, err)
 		}
-		return fmt.Errorf("%s: %q: %w", from, v, err)
+		return refused(from, v, err)
 	}
 	return nil
 }
+
+// refused says that a rule refuses a value. One that could be somebody's secret in
+// the wrong place is not repeated, neither as a whole nor by what the rule says.
+func refused(from, v string, err error) error {
+	shown := Shown(v)
+	if shown == strconv.Quote(v) {
+		return fmt.Errorf("%s: %s: %w", from, shown, err)
+	}
+	said := quoted.ReplaceAllStringFunc(err.Error(), func(q string) string {
+		if word, err := strconv.Unquote(q); err == nil && strings.Contains(v, word) {
+			return shown
+		}
+		return q
+	})
+	return fmt.Errorf("%s: %s: %s", from, shown, said)
+}
+
+var quoted = regexp.MustCompile(`"(?:[^"\\]|\\.)*"`)
 
 // Help prints what the command does and every setting.
 func (s *Set) Help(out io.Writer) {

@@ -152,6 +152,8 @@ func TestASecretIsInNoMessage(t *testing.T) {
 		"no name":                       {[]string{"-=" + planted}, nil},
 		"as an argument":                {[]string{"password=" + planted}, nil},
 		"as an argument, URL":           {[]string{"postgres://u:" + planted + "@h/d"}, nil},
+		"behind another flag":           {[]string{"-count", "postgres://u:" + planted + "@h/d"}, nil},
+		"in another variable":           {nil, map[string]string{"WAIT": "host=h password=" + planted}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for k, v := range c.env {
