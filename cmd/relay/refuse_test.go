@@ -170,6 +170,13 @@ func TestARelayThatIsToldToStopWhileItStartsEndsWith0(t *testing.T) {
 	want(t, p.Terminate(t), 0)
 }
 
+func TestACommandThatIsInterruptedSaysSo(t *testing.T) {
+	database, asked := silent(t)
+	p := cmdtest.Start(t, cmdtest.Env{"FENCELINE_POSTGRES_DSN=postgres://u@" + database + "/db?sslmode=disable&connect_timeout=600"}, "relay", "status")
+	p.WaitFor(t, "the database to be asked", func() bool { return closed(asked) })
+	want(t, p.Terminate(t), 1, "relay: interrupted before it was done: ")
+}
+
 func closed(c <-chan struct{}) bool {
 	select {
 	case <-c:

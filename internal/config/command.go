@@ -17,9 +17,10 @@ import (
 
 // The exit codes of every command.
 const (
-	// ExitOK: done, or stopped when asked to.
+	// ExitOK: done; or stopped when asked to, of what runs until then.
 	ExitOK = 0
-	// ExitFailed: the work could not be done; the last line says why.
+	// ExitFailed: the work could not be done, or was interrupted; the last line says
+	// why.
 	ExitFailed = 1
 	// ExitUsage: the command line or the environment is wrong; nothing was tried.
 	ExitUsage = 2
@@ -91,7 +92,11 @@ func Main(program, summary string, commands []Command, args []string, stdout, st
 		return ExitFailed
 	default:
 		// A library's error begins with its package's name, which may be ours.
-		fmt.Fprintf(stderr, "%s: %s\n", program, strings.TrimPrefix(err.Error(), program+": "))
+		why := strings.TrimPrefix(err.Error(), program+": ")
+		if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+			why = "interrupted before it was done: " + why
+		}
+		fmt.Fprintf(stderr, "%s: %s\n", program, why)
 		return ExitFailed
 	}
 }
@@ -151,5 +156,5 @@ func help(program, summary string, commands []Command, out io.Writer) {
 		fmt.Fprintf(out, "  %-*s  %s\n", width, c.Name, c.Summary)
 	}
 	fmt.Fprintf(out, "\n\"%s <command> -help\" prints a command's flags and environment variables.\n", program)
-	fmt.Fprintf(out, "Exit codes: %d done or stopped when asked to, %d failed, %d wrong usage or configuration.\n", ExitOK, ExitFailed, ExitUsage)
+	fmt.Fprintf(out, "Exit codes: %d done, or stopped when asked to where it runs until then; %d failed or interrupted; %d wrong usage or configuration.\n", ExitOK, ExitFailed, ExitUsage)
 }
