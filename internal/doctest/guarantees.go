@@ -89,6 +89,25 @@ func checkCode(root fs.FS, code string) string {
 	if !strings.Contains(string(content), name) || !regexp.MustCompile(pattern).Match(content) {
 		return fmt.Sprintf("%s declares no %s", file, name)
 	}
+	return replaced(root, file, name)
+}
+
+// replaced says which migration has replaced a function since the one that is
+// named: nobody should read the argument for a promise where it is no longer.
+func replaced(root fs.FS, file, name string) string {
+	if !strings.HasSuffix(file, ".up.sql") {
+		return ""
+	}
+	later, err := fs.Glob(root, path.Dir(file)+"/*.up.sql")
+	if err != nil {
+		return err.Error()
+	}
+	created := regexp.MustCompile(`(?i)create\s+(or\s+replace\s+)?function\s+(@schema@\.)?"?` + regexp.QuoteMeta(name) + `\b`)
+	for _, other := range later {
+		if content, err := fs.ReadFile(root, other); other > file && err == nil && created.Match(content) {
+			return fmt.Sprintf("%s has replaced the %s of %s", other, name, file)
+		}
+	}
 	return ""
 }
 

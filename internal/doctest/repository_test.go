@@ -2,6 +2,7 @@ package doctest
 
 import (
 	"encoding/json"
+	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -53,46 +54,58 @@ func pages(t *testing.T) []string {
 	return names
 }
 
-// compile compiles Go source as a package of this module that is in no folder.
-func compile(t *testing.T, source string) (string, error) {
+// compile compiles Go sources as a package of this module that is in no folder.
+func compile(t *testing.T, sources ...string) (string, error) {
 	t.Helper()
 	abs, err := filepath.Abs(".")
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir := t.TempDir()
-	file, overlay := filepath.Join(dir, "snippet.go"), filepath.Join(dir, "overlay.json")
-	replace, err := json.Marshal(map[string]map[string]string{"Replace": {filepath.Join(abs, "snippet", "snippet.go"): file}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for name, content := range map[string][]byte{file: []byte(source), overlay: replace} {
+	dir, replace := t.TempDir(), map[string]string{}
+	write := func(name string, content []byte) string {
+		name = filepath.Join(dir, name)
 		if err := os.WriteFile(name, content, 0o600); err != nil {
 			t.Fatal(err)
 		}
+		return name
 	}
+	for i, source := range sources {
+		name := fmt.Sprintf("snippet%d.go", i)
+		replace[filepath.Join(abs, "snippet", name)] = write(name, []byte(source))
+	}
+	content, err := json.Marshal(map[string]any{"Replace": replace})
+	if err != nil {
+		t.Fatal(err)
+	}
+	overlay := write("overlay.json", content)
 	out, err := exec.CommandContext(t.Context(), "go", "build", "-overlay", overlay, "./snippet").CombinedOutput()
 	return string(out), err
 }
 
-func TestEachGoBlockOfTheReadmeCompiles(t *testing.T) {
-	blocks := 0
-	for _, code := range CodeIn(page(t, "README.md")) {
-		if code.Lang != "go" {
+func TestEachGoBlockOfThePagesCompiles(t *testing.T) {
+	blocks := map[string]int{}
+	for _, name := range pages(t) {
+		var sources []string // of a page together: one block may use what another declares
+		for _, code := range CodeIn(page(t, name)) {
+			if code.Lang != "go" {
+				continue
+			}
+			source, err := Wrap(code.Text)
+			if err != nil {
+				t.Errorf("%s, line %d: %v", name, code.Line, err)
+				continue
+			}
+			sources = append(sources, source)
+		}
+		if blocks[name] = len(sources); len(sources) == 0 {
 			continue
 		}
-		blocks++
-		source, err := Wrap(code.Text)
-		if err != nil {
-			t.Errorf("README.md, line %d: %v", code.Line, err)
-			continue
-		}
-		if out, err := compile(t, source); err != nil {
-			t.Errorf("README.md, line %d: %v\n%s\n%s", code.Line, err, out, source)
+		if out, err := compile(t, sources...); err != nil {
+			t.Errorf("%s: %v\n%s\n%s", name, err, out, strings.Join(sources, "\n"))
 		}
 	}
-	if blocks == 0 {
-		t.Error("README.md shows no Go")
+	if blocks["README.md"] == 0 || blocks["docs/reads.md"] == 0 {
+		t.Errorf("the pages show no Go: %v", blocks)
 	}
 }
 

@@ -55,7 +55,8 @@ func TestEachFaultOfAPromiseIsSeen(t *testing.T) {
 	root := fstest.MapFS{
 		"a/code.go":      {Data: []byte("package a\n\nfunc F() {}\n\nfunc (r *R) M() {}\n\ntype T struct{}\n\nconst c = 1\n\nconst (\n\tinner = 2\n)\n")},
 		"a/code_test.go": {Data: []byte("package a\n\nfunc TestKept(t *testing.T) {}\n")},
-		"m/001.up.sql":   {Data: []byte("create function @schema@.enter(p text) returns void\n")},
+		"m/001.up.sql":   {Data: []byte("create function @schema@.enter(p text) returns void\ncreate function @schema@.append() returns void\n")},
+		"m/002.up.sql":   {Data: []byte("create or replace function @schema@.append() returns void\n")},
 	}
 	const good = "| kept | `a/code.go:F` | `TestKept` in `./a` |"
 	for row, want := range map[string]string{
@@ -66,6 +67,8 @@ func TestEachFaultOfAPromiseIsSeen(t *testing.T) {
 		"| kept | `a/gone.go` | `TestKept` in `./a` |":                                               "no file a/gone.go",
 		"| kept | `a/code.go:G` | `TestKept` in `./a` |":                                             "declares no G",
 		"| kept | `m/001.up.sql:leave` | `TestKept` in `./a` |":                                      "declares no leave",
+		"| kept | `m/001.up.sql:append` | `TestKept` in `./a` |":                                     "m/002.up.sql has replaced the append of m/001.up.sql",
+		"| kept | `m/002.up.sql:append` | `TestKept` in `./a` |":                                     "",
 		"| kept | `a/code.go:F` | later |":                                                           "names no test",
 		"| kept | `a/code.go:F` | `TestKept` |":                                                      "package of TestKept isn't named",
 		"| kept | `a/code.go:F` | `TestGone` in `./a` |":                                             "./a has no TestGone",

@@ -15,6 +15,7 @@ var Imports = map[string]string{
 	"context":     "context",
 	"errors":      "errors",
 	"fmt":         "fmt",
+	"http":        "net/http",
 	"slog":        "log/slog",
 	"os":          "os",
 	"time":        "time",
@@ -23,6 +24,7 @@ var Imports = map[string]string{
 	"consumer":    "github.com/fenceline/fenceline/consumer",
 	"kafkasource": "github.com/fenceline/fenceline/consumer/kafkasource",
 	"fencing":     "github.com/fenceline/fenceline/fencing",
+	"replica":     "github.com/fenceline/fenceline/fencing/replica",
 	"migrations":  "github.com/fenceline/fenceline/migrations",
 	"outbox":      "github.com/fenceline/fenceline/outbox",
 	"relay":       "github.com/fenceline/fenceline/relay",
@@ -32,11 +34,22 @@ var Imports = map[string]string{
 // Imagined is what a reader takes for granted: a snippet may use it without
 // declaring it.
 var Imagined = map[string]string{
-	"ctx":     "context.Context",
-	"pool":    "*pgxpool.Pool",
-	"id":      "string",
-	"body":    "[]byte",
-	"brokers": "[]string",
+	"ctx":      "context.Context",
+	"pool":     "*pgxpool.Pool",
+	"primary":  "*pgxpool.Pool",
+	"replicaA": "*pgxpool.Pool",
+	"replicaB": "*pgxpool.Pool",
+	"conn":     "*pgx.Conn",
+	"fences":   "*fencing.Fences",
+	"lease":    "*fencing.Lease",
+	"content":  "fencing.Content",
+	"write":    "func(ctx context.Context, tx fencing.Tx) error",
+	"w":        "http.ResponseWriter",
+	"r":        "*http.Request",
+	"id":       "string",
+	"key":      "string",
+	"body":     "[]byte",
+	"brokers":  "[]string",
 }
 
 // Wrap makes a Go file of a snippet: of declarations as they are, of statements
@@ -50,11 +63,15 @@ func Wrap(snippet string) (string, error) {
 	body, tail := snippet, ""
 	file, err := parser.ParseFile(fset, "", "package snippet\n"+snippet, parser.SkipObjectResolution)
 	if err != nil {
-		body = "func _(" + imagined() + ") {\n" + snippet
-		if file, err = parser.ParseFile(fset, "", "package snippet\n"+body+"\n}", parser.SkipObjectResolution); err != nil {
-			return "", err
+		var own []string // what it declares itself
+		for range 2 {
+			body = "func _(" + imagined(own) + ") {\n" + snippet
+			if file, err = parser.ParseFile(fset, "", "package snippet\n"+body+"\n}", parser.SkipObjectResolution); err != nil {
+				return "", err
+			}
+			own = assigned(file)
 		}
-		for _, name := range assigned(file) {
+		for _, name := range own {
 			tail += "_ = " + name + "\n"
 		}
 		tail += "}\n"
@@ -78,10 +95,12 @@ func Wrap(snippet string) (string, error) {
 	return b.String(), nil
 }
 
-func imagined() string {
+func imagined(but []string) string {
 	var params []string
 	for _, name := range slices.Sorted(maps.Keys(Imagined)) {
-		params = append(params, name+" "+Imagined[name])
+		if !slices.Contains(but, name) {
+			params = append(params, name+" "+Imagined[name])
+		}
 	}
 	return strings.Join(params, ", ")
 }
