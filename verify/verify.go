@@ -17,7 +17,8 @@ import (
 // ErrNoTopic is what a [Log] answers for a topic that does not exist.
 var ErrNoTopic = errors.New("verify: the topic does not exist")
 
-// Log reads topics. Package kafkasource has the implementation for Kafka.
+// Log reads topics. Package consumer/kafkasource opens what reads Kafka
+// (OpenLog); the example of [Run] has the few lines that make a Log of it.
 type Log interface {
 	// Spans gives what the partitions of a topic hold, in the order of their
 	// numbers from 0. It answers ErrNoTopic for a topic that doesn't exist.
@@ -53,7 +54,8 @@ type Consumer struct {
 // Config says what is compared.
 type Config struct {
 	// Producer reaches the database of the outbox. The login needs the role
-	// fenceline_relay, which alone may read payloads. Required.
+	// fenceline_relay, which alone may read payloads, and fenceline_monitor, which
+	// may read receipts. Required.
 	Producer *pgxpool.Pool
 	// Schema is where the producer's tables are. Defaults to "fenceline".
 	Schema string

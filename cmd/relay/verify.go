@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"strings"
 	"time"
@@ -92,6 +93,9 @@ func verifyAll(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	}
 	if of := (*verify.ConsumerError)(nil); errors.As(err, &of) {
 		return config.NeedsRole(err, of.Schema, schema.KindMonitor)
+	}
+	if file := (*fs.PathError)(nil); errors.As(err, &file) { // the image has no directory for temporary files
+		return fmt.Errorf("%w: name a directory that can be written to, with room for about 150 bytes for each event, record and guard, with -dir", err)
 	}
 	if err != nil {
 		return config.NeedsRole(err, postgres.Schema, schema.KindRelay, schema.KindMonitor)

@@ -54,6 +54,8 @@ func TestVerifyNeedsItsRolesAndAConsumerThatExists(t *testing.T) {
 	want(t, cmdtest.Run(t, cmdtest.Env{"FENCELINE_POSTGRES_DSN=" + monitor, kafka}, "relay", "verify"), 1, "fenceline_relay")
 	both := pgmigrated.Login(t, dsn, "relay", "monitor")
 	want(t, cmdtest.Run(t, cmdtest.Env{"FENCELINE_POSTGRES_DSN=" + both, kafka}, "relay", "verify", "-consumers", "nobody"), 1, `consumer "nobody" has never read anything`, "-consumer-postgres", "-consumer-schema")
+	// The image has no directory for temporary files.
+	want(t, cmdtest.Run(t, cmdtest.Env{"FENCELINE_POSTGRES_DSN=" + both, kafka, "TMPDIR=/does/not/exist"}, "relay", "verify"), 1, "/does/not/exist", "-dir")
 	r := cmdtest.Run(t, cmdtest.Env{"FENCELINE_POSTGRES_DSN=" + both, kafka}, "relay", "verify", "-topics", "nosuch")
 	want(t, r, 1, "Kafka doesn't have it, and the outbox has no events of it", "check the name")
 	if strings.Contains(r.All(), "events belong to it") {
