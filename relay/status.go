@@ -73,7 +73,7 @@ type ForkStatus struct {
 	// Reason says in words what is wrong and what to do, Detail what the broker
 	// answered.
 	Reason, Detail string
-	// Since is when it was refused, by the clock of the instance that met it.
+	// Since is when that was stored for the first time, on the database's clock.
 	Since time.Time
 	// Backlog is the number of its events that wait, part of Status.Backlog, so
 	// without those of its held streams. More says that counting stopped.
@@ -81,6 +81,9 @@ type ForkStatus struct {
 	More    bool
 	// Retired: an operator has given the topic up; what waits gets its verdict.
 	Retired bool
+	// Unasked: nobody has refused it. The broker had not described the topic when
+	// an instance stopped, and the next one asks.
+	Unasked bool
 }
 
 // backlogSQL counts what a cursor has not passed. Two branches as in the
@@ -250,13 +253,16 @@ func (q *statusQuery) fork(f *fork, n int64, more bool) {
 	for i := range q.st.Forks {
 		if e := &q.st.Forks[i]; e.Topic == f.topic && e.Partition == f.partition {
 			e.Backlog, e.More = e.Backlog+n, e.More || more
+			if e.Unasked && f.reason != undescribed { // for some of its shards it was refused
+				e.Reason, e.Detail, e.Unasked = f.reason, f.detail, false
+			}
 			if f.since.Before(e.Since) {
 				e.Since = f.since
 			}
 			return
 		}
 	}
-	q.st.Forks = append(q.st.Forks, ForkStatus{Topic: f.topic, Partition: f.partition, Reason: f.reason, Detail: f.detail, Since: f.since, Backlog: n, More: more})
+	q.st.Forks = append(q.st.Forks, ForkStatus{Topic: f.topic, Partition: f.partition, Reason: f.reason, Detail: f.detail, Since: f.since, Backlog: n, More: more, Unasked: f.reason == undescribed})
 }
 
 // count adds what a flow has still to publish.

@@ -35,6 +35,9 @@ func TestADrainInAnOutageCallsNoTopicRefusedThatNobodyHasAskedAbout(t *testing.T
 	if n := query[int](t, pool, "select count(*) from fenceline.relay_fork"); n == 0 {
 		t.Fatal("what waits has no fork")
 	}
+	if st, err := ReadStatus(bg, pool, ""); err != nil || len(st.Forks) != 1 || !st.Forks[0].Unasked {
+		t.Errorf("status: %+v, %v; want one topic that nobody was asked about", st.Forks, err)
+	}
 
 	cfg.Grace = 50 * time.Millisecond
 	ctx, cancel := context.WithTimeout(bg, 3*time.Second)
@@ -80,6 +83,9 @@ func TestAStopLeavesTheReasonOfARefusal(t *testing.T) {
 	r.end()
 	if all := query[string](t, pool, "select string_agg(reason, ', ' order by reason = $1) from fenceline.relay_fork", reason); all == reason || !strings.Contains(all, reason) {
 		t.Errorf("the forks' reasons are %q, want %q and another one", all, reason)
+	}
+	if st, err := ReadStatus(bg, pool, ""); err != nil || len(st.Forks) != 1 || st.Forks[0].Unasked || st.Forks[0].Reason != reason {
+		t.Errorf("status: %+v, %v; want one topic that is refused because %s", st.Forks, err, reason)
 	}
 	if _, err := operator(t, pool).RetireTopic(bg, "b", By{Who: "me"}); err != nil {
 		t.Errorf("a topic that the broker has refused can't be retired: %v", err)

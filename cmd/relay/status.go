@@ -118,6 +118,7 @@ type refused struct {
 
 	Partition int  `json:"partition"` // -1: the whole topic
 	Retired   bool `json:"retired"`
+	Unasked   bool `json:"unasked"` // nobody has refused it yet
 }
 
 func newStatusReport(name string, st relay.Status) statusReport {
@@ -144,10 +145,13 @@ func newStatusReport(name string, st relay.Status) statusReport {
 	}
 	for _, f := range st.Forks {
 		todo := "mend what the reason names; the relay asks the broker again every few seconds and goes on by itself"
-		if f.Retired {
+		switch {
+		case f.Retired:
 			todo = "nothing: the topic is retired, and a relay that is active gives what waits its verdict"
+		case f.Unasked:
+			todo = "nothing: it is no refusal; the next relay that is active asks the broker, and goes on"
 		}
-		r.Refused = append(r.Refused, refused{f.Topic, f.Since.UTC(), f.Backlog, f.More, f.Reason, f.Detail, todo, f.Partition, f.Retired})
+		r.Refused = append(r.Refused, refused{f.Topic, f.Since.UTC(), f.Backlog, f.More, f.Reason, f.Detail, todo, f.Partition, f.Retired, f.Unasked})
 	}
 	if st.Holder == "" && slices.ContainsFunc(st.Held, func(h relay.HeldInfo) bool { return h.State != relay.StateHeld }) {
 		r.ToDo = append(r.ToDo, "held streams are to be resumed and no relay is active: start one with \"relay run\"")

@@ -65,6 +65,8 @@ func TestStatusSaysWhatToDoWhenEventsWait(t *testing.T) {
 	asked := busy
 	asked.Held = []relay.HeldInfo{held("ci", relay.StateRetry), held("nc", relay.StateSkip), held("it is $5", relay.StateHeld)}
 	asked.Forks = []relay.ForkStatus{{Topic: "quakes", Partition: -1, Reason: "unknown", Since: now}, {Topic: "gone", Partition: -1, Since: now, Retired: true}, {Topic: "tremors", Partition: 4, Since: now}}
+	unasked := orphaned
+	unasked.Forks = []relay.ForkStatus{{Topic: "quakes", Partition: -1, Reason: "not described", Since: now, Backlog: 2, Unasked: true}}
 	askedOfNobody := asked
 	askedOfNobody.Holder = ""
 	for name, c := range map[string]struct {
@@ -80,6 +82,7 @@ func TestStatusSaysWhatToDoWhenEventsWait(t *testing.T) {
 			"to do:  nothing: what the broker refuses was given up (up to seq 3)", `to do:  "relay held show -topic quakes -key 'it is $5'" shows the record`,
 			`refused  2 topics and 1 partition`, `"quakes" since 2026-01-02T03:04:05Z, nothing waits for it but 3 held streams`, `topic "tremors", partition 4, since 2026-01-02T03:04:05Z, nothing waits for it`,
 			"to do:  nothing: the topic is retired"}, "0 events waiting"},
+		"set aside at a stop":        {unasked, []string{"reason: not described", "to do:  nothing: it is no refusal"}, "mend what the reason names"},
 		"decided, and nobody active": {askedOfNobody, []string{"to do    held streams are to be resumed and no relay is active"}, ""},
 	} {
 		text := newStatusReport("fenceline", c.st).text()
