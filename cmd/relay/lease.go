@@ -51,7 +51,12 @@ type operation struct {
 
 // changing adds the name that is noted with the change.
 func (o *operation) changing(s *config.Set) {
-	s.String(&o.who, "who", "OPERATOR", me(), "who does this, to be noted with it")
+	s.String(&o.who, "who", "OPERATOR", me(), "who does this, to be noted with it", config.Required(), config.Check(func(v string) error {
+		if len(v) > 255 {
+			return errors.New("want 1 to 255 bytes")
+		}
+		return nil
+	}))
 }
 
 func me() string {

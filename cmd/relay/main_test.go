@@ -72,6 +72,8 @@ func TestAWrongCommandLineEndsWith2AndSaysWhatIsRight(t *testing.T) {
 		"TLS settings":              {settings, "run -kafka-ca-file ca.pem -kafka-user u", []string{"relay run: 2 problems in the configuration", "  - -kafka-ca-file: it is set, but TLS is off", "  - -kafka-sasl: it is missing", `"relay run -help"`}},
 		"no file of authorities":    {settings, "doctor -kafka-tls -kafka-ca-file /does/not/exist", []string{"relay doctor: 1 problem in the configuration", "  - -kafka-ca-file: open /does/not/exist"}},
 		"log format":                {settings, "run -log-format xml", []string{`-log-format: "xml"`, "text, json"}},
+		"nobody who does it":        {settings, "history bump -who=", []string{"-who is missing (who does this"}},
+		"somebody of a long name":   {settings, "lease own -who " + strings.Repeat("x", 256) + " k", []string{"-who: ", "want 1 to 255 bytes"}},
 		"down without a part":       {settings, "migrate down", []string{"-part is missing", "producer, consumer"}},
 		"to without a part":         {settings, "migrate up -to 1", []string{"-to needs -part"}},
 		"all that is wrong at once": {cmdtest.Env{"FENCELINE_LOG_LEVEL=loud"}, `run -grace -1s -nope=1 -schema public -kafka x`,

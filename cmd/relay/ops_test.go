@@ -67,8 +67,8 @@ func TestARunningRelayTellsHowItIsAndIsPausedAndResumed(t *testing.T) {
 	want(t, probe("livez"), 0, "ok")
 
 	want(t, cmdtest.Run(t, monitor, "relay", "pause"), 1, "fenceline_operator")
-	want(t, cmdtest.Run(t, operator, "relay", "pause", "-who", ""), 1, "who does this has 0 bytes: use 1 to 255")
-	want(t, cmdtest.Run(t, operator, "relay", "pause", "-who", strings.Repeat("a", 256)), 1, "who does this has 256 bytes: use 1 to 255")
+	want(t, cmdtest.Run(t, operator, "relay", "pause", "-who", ""), 2, "-who is missing")
+	want(t, cmdtest.Run(t, operator, "relay", "pause", "-who", strings.Repeat("a", 256)), 2, "-who: ", "want 1 to 255 bytes")
 	want(t, cmdtest.Run(t, operator, "relay", "pause", "-reason", strings.Repeat("a", 1025)), 1, "the reason has 1025 bytes: use at most 1024")
 	want(t, cmdtest.Run(t, operator, "relay", "pause", "-who", "alice", "-reason", "a broker upgrade"), 0, "paused: nothing is published")
 	want(t, cmdtest.Run(t, operator, "relay", "pause"), 0, "paused before")

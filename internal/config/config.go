@@ -53,7 +53,7 @@ type Option func(*setting)
 // Secret keeps the value out of every message and lets it come from a file.
 func Secret() Option { return func(s *setting) { s.secret = true } }
 
-// Required refuses an empty value.
+// Required refuses an empty value, also in the place of a default.
 func Required() Option { return func(s *setting) { s.required = true } }
 
 // Check adds a rule: its error says what is allowed.
@@ -356,7 +356,7 @@ func (s *Set) Help(out io.Writer) {
 		}
 		fmt.Fprintf(out, "  -%s%s\n        %s.", x.name, env, x.usage)
 		switch {
-		case x.required:
+		case x.required && x.def == "":
 			fmt.Fprint(out, " Required.")
 		case x.def != "" && x.def != "false":
 			fmt.Fprintf(out, " Defaults to %s.", x.def)
