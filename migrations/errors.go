@@ -1,11 +1,13 @@
 package migrations
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"time"
 
 	"github.com/fenceline/fenceline/internal/schema"
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // VersionError says that a schema and the library that looks at it don't fit:
@@ -171,13 +173,18 @@ type StepError struct {
 	Err  error
 }
 
-// Error names the step, the line, and what the server said.
+// Error names the step, the line, what the server said, and what helps, where
+// the migration says so.
 func (e *StepError) Error() string {
-	at := ""
+	at, help := "", ""
 	if e.Line > 0 {
 		at = fmt.Sprintf(" line %d", e.Line)
 	}
-	return fmt.Sprintf("migrations: %s%s: %v", e.Step, at, e.Err)
+	var pg *pgconn.PgError
+	if errors.As(e.Err, &pg) && pg.Hint != "" {
+		help = ": " + pg.Hint
+	}
+	return fmt.Sprintf("migrations: %s%s: %v%s", e.Step, at, e.Err, help)
 }
 
 // Unwrap returns what the server said.

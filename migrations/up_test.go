@@ -194,6 +194,17 @@ func TestAFailingStatementIsNamedByMigrationAndLine(t *testing.T) {
 	equal(t, b.one(`select coalesce(to_regclass('@schema@.half')::text, 'none')`), "none")
 }
 
+func TestAMigrationThatRefusesSaysWhatHelps(t *testing.T) {
+	b := setup(t)
+	m := b.migrator(with(t, map[string]string{
+		"producer/004_more.up.sql":   "-- min-library: 1\nselect 1;\n",
+		"producer/004_more.down.sql": "do $$ begin raise exception 'not as long as there is that' using hint = 'Remove it.'; end $$;\n",
+	}))
+	b.up(m, UpOptions{})
+	_, err := m.Down(context.Background(), DownOptions{Part: Producer, To: 3})
+	contains(t, err, "producer/004_more down", "not as long as there is that", "Remove it.")
+}
+
 func TestAnUnqualifiedNameDoesNotFindItsWayIntoSomeOtherSchema(t *testing.T) {
 	b := setup(t)
 	_, err := b.migrator(with(t, map[string]string{

@@ -2,7 +2,7 @@
 do $$ begin
   if exists (select 1 from @schema@.outbox where verdict is not null) then
     raise exception 'events in the outbox were skipped or retired, and would be published again without their verdict'
-      using hint = 'Wait until retention has dropped them.';
+      using hint = 'Wait until retention has dropped them; or, where nothing is to be published any more: delete from @schema_name@.outbox where verdict is not null';
   end if;
 end $$;
 drop function @schema@.relay_republished, @schema@.relay_topic_accept, @schema@.relay_topic_judge, @schema@.relay_topic_retire, @schema@.relay_topic_pin,
