@@ -59,6 +59,26 @@ func (t *topic) described(d Topic) {
 	}
 }
 
+// measure asks for a topic's limit again if a record that was too large is within
+// the one that is known: it was lowered since. The hold is stored with the limit that
+// is known then; with the one of before, the stream would not be retried when that is
+// set again, unless a check had come in between and nobody has forgotten what it saw.
+func (t *topic) measure(ctx context.Context, weight int) {
+	t.s.mu.Lock()
+	known := t.maxMessageBytes
+	t.s.mu.Unlock()
+	if weight >= known {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	if d, err := t.s.pub.Describe(ctx, t.name); err == nil {
+		t.s.mu.Lock()
+		t.described(d)
+		t.s.mu.Unlock()
+	}
+}
+
 // tryAgain asks for streams of a topic to be resumed whose record was too large
 // for the limit of then, and may not be for the one of now.
 func (s *session) tryAgain(ctx context.Context, t *topic) {

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 )
 
 func TestAStreamHeldForItsSizeIsRetriedOnceWhenTheTopicTakesMore(t *testing.T) {
@@ -45,6 +46,52 @@ func TestAStreamHeldForItsSizeIsRetriedOnceWhenTheTopicTakesMore(t *testing.T) {
 	}
 	limit.Store(5)
 	grow(3_000_000)
+	isGone(t, pool, "a", "k")
+	r.end()
+	if got := said(kafka.log("a")); !slices.Equal(got, []string{"1", "large", "3"}) {
+		t.Errorf("published %q", got)
+	}
+}
+
+// The limit was lowered between two looks at the topic, and is set as before while no
+// relay runs: the record is too large for neither that is known without asking.
+func TestAStreamHeldForItsSizeIsHeldWithTheLimitThatHasRefusedIt(t *testing.T) {
+	t.Parallel()
+	pool, kafka := fresh(t, "a")
+	large := &poison{}
+	kafka.answer(func(_ context.Context, b *Batch) error {
+		for i := range b.Records {
+			if large.refuses(string(b.Records[i].Payload)) {
+				e := &RefusedError{Reason: "no", TooLarge: true}
+				if len(b.Records) == 1 {
+					e.Indexes = []int{0}
+				}
+				return e
+			}
+		}
+		return nil
+	})
+	limit := func(bytes int) {
+		kafka.set(Topic{Name: "a", Partitions: 3, CleanupPolicy: "delete", MaxMessageBytes: bytes})
+	}
+	limit(2_000_000)
+	cfg := steady()
+	cfg.TopicCheck = time.Hour
+	p := newProducer(t, pool, "k")
+	p.publish("a", "1")
+	r := startRelay(t, pool, kafka, cfg)
+	patiently(t, "it publishes", func() bool { return kafka.has("a", "1") })
+	limit(1_500_000)
+	large.set("large")
+	p.publish("a", "large", "3")
+	isHeld(t, pool, "a", "k")
+	r.end()
+	if got := query[string](t, pool, "select reason from fenceline.relay_held"); got != "no (the topic's max.message.bytes was 1500000)" {
+		t.Errorf("the reason is %s", got)
+	}
+	limit(2_000_000)
+	large.set()
+	r = startRelay(t, pool, kafka, cfg)
 	isGone(t, pool, "a", "k")
 	r.end()
 	if got := said(kafka.log("a")); !slices.Equal(got, []string{"1", "large", "3"}) {

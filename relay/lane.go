@@ -296,6 +296,9 @@ func (l *lane) refused(items []item, e *RefusedError) bool {
 		half := len(items) / 2
 		return l.send(items[:half]) && l.send(items[half:])
 	}
+	if e.TooLarge {
+		l.topic.measure(l.s.hard, items[named[0]].weight)
+	}
 	l.s.mu.Lock()
 	for _, i := range named {
 		if l.now != nil { // else a fork has taken the items over
