@@ -56,22 +56,30 @@ func doctor(ctx context.Context, args []string, stdout, stderr io.Writer) error 
 	var r doctorReport
 	var publisher relay.Publisher
 	if p != nil {
+		// The other half is the database's, however long Kafka is waited for.
+		half, done := context.WithTimeout(ctx, timeout/2)
 		var refused *kafkaError
-		switch err := kafka.Reach(ctx); {
+		switch err := kafka.Reach(half); {
 		case errors.As(err, &refused):
 			r.add(relay.Finding{About: "kafka", Grade: relay.Bad, Text: refused.text, Remedy: refused.remedy})
+		case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
+			r.add(relay.Finding{About: "kafka", Grade: relay.Bad, Text: fmt.Sprintf("no broker has answered within %v", timeout/2), Remedy: "check -kafka, and what stands between, such as a firewall"})
 		case err != nil:
 			r.add(relay.Finding{About: "kafka", Grade: relay.Bad, Text: err.Error()})
 		default:
 			r.add(relay.Finding{About: "kafka", Grade: relay.Good, Text: "a broker answers over a connection as it is configured"})
 			publisher = p
 		}
+		done()
 	}
 	for _, f := range relay.Examine(ctx, pool, publisher, topics, cfg) {
 		r.add(f)
 	}
 	if p == nil {
 		r.add(relay.Finding{About: "kafka", Grade: relay.Worth, Text: "not looked at", Remedy: "name brokers with -kafka"})
+	}
+	if errors.Is(ctx.Err(), context.Canceled) {
+		return ctx.Err() // what was not looked at any more is no finding
 	}
 	if err := o.print(stdout, r); err != nil {
 		return err

@@ -175,6 +175,16 @@ func TestACommandThatIsInterruptedSaysSo(t *testing.T) {
 	p := cmdtest.Start(t, cmdtest.Env{"FENCELINE_POSTGRES_DSN=postgres://u@" + database + "/db?sslmode=disable&connect_timeout=600"}, "relay", "status")
 	p.WaitFor(t, "the database to be asked", func() bool { return closed(asked) })
 	want(t, p.Terminate(t), 1, "relay: interrupted before it was done: ")
+
+	// What it could not look at any more is no problem of the database's.
+	broker, asked := silent(t)
+	p = cmdtest.Start(t, cmdtest.Env{"FENCELINE_POSTGRES_DSN=" + cmdtest.Migrated(t), "FENCELINE_KAFKA_BROKERS=" + broker}, "relay", "doctor")
+	p.WaitFor(t, "the broker to be asked", func() bool { return closed(asked) })
+	r := p.Terminate(t)
+	want(t, r, 1, "relay: interrupted before it was done: ")
+	if r.Stdout != "" {
+		t.Errorf("what was cut off was printed as findings:\n%s", r.Stdout)
+	}
 }
 
 func closed(c <-chan struct{}) bool {
