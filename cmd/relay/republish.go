@@ -29,7 +29,7 @@ func republish(ctx context.Context, args []string, stdout, stderr io.Writer) err
 	o.postgres.Register(s)
 	kafka.Register(s)
 	s.String(&cfg.Key, "key", "", "", "the events of this key")
-	s.String(&cfg.Topic, "topic", "", "", "of these, or of what the other flags choose, those appended to this topic")
+	s.String(&cfg.Topic, "topic", "", "", "of what the other flags choose, that alone which was appended to this topic")
 	s.String(&fromPos, "from-pos", "", "0", "from this position in the outbox on", config.Check(number))
 	s.String(&toPos, "to-pos", "", "0", "up to this position in the outbox; 0 is the last", config.Check(number))
 	s.String(&from, "from", "", "", "appended at this time or later, such as 2026-01-02T03:04:05Z", config.Check(moment))
