@@ -29,7 +29,7 @@ import (
 // Each partition has a goroutine, and each batch one transaction on a
 // connection of pool: the guard, the handler's statements and the offset
 // commit together, or not at all. pool should allow as many connections as
-// partitions are to be worked on at once.
+// partitions are to be worked on at once, and two more.
 func Run(ctx context.Context, pool *pgxpool.Pool, source Source, cfg Config, h Handler) (err error) {
 	if source != nil {
 		defer func() {

@@ -116,11 +116,11 @@ type Querier interface {
 
 // At takes the position of now on the primary: whoever reads at it sees every
 // commit that was acknowledged before At was called. Use the session that
-// committed: a pool may by now lead to another server, after a failover for
-// example. Never take it inside the transaction, which has not committed yet:
-// that is an [*InvalidError], as is a session with synchronous_commit off, whose
-// commits are acknowledged before they are in the log. On a standby the error
-// matches [ErrNotPrimary].
+// committed, where there is one to use (fencing's Enter), else a connection of the
+// same pool: another may lead to another server. Never take it inside the
+// transaction, which has not committed yet: that is an [*InvalidError], as is a
+// session with synchronous_commit off, whose commits are acknowledged before they
+// are in the log. On a standby the error matches [ErrNotPrimary].
 func At(ctx context.Context, q Querier) (Position, error) {
 	var (
 		p                 Position
