@@ -165,6 +165,9 @@ func oneServer(ctx context.Context, reader, writer *pgx.Conn) error {
 	return nil
 }
 
+// errStandby: who looks at a standby may see what was, and takes it for what is.
+var errStandby = errors.New("a session of the pool is with a standby: " + oneServerRemedy)
+
 const oneServerRemedy = "connect to the primary alone; where the connection string names several hosts, with target_session_attrs=read-write"
 
 // stays is one try: conn is still with backend before while other has a transaction.

@@ -47,7 +47,12 @@ func Drain(ctx context.Context, pool *pgxpool.Pool, publisher Publisher, cfg Con
 		return Drained{}, err
 	}
 	d := &drainage{pool: pool, cfg: cfg}
-	if err := (patient{pool}).QueryRow(ctx, "select pg_current_snapshot()::text").Scan(&d.upTo); err != nil {
+	var standby bool
+	err := patient{pool}.QueryRow(ctx, "select pg_current_snapshot()::text, pg_is_in_recovery()").Scan(&d.upTo, &standby)
+	if err == nil && standby {
+		err = errStandby
+	}
+	if err != nil {
 		return Drained{}, fmt.Errorf("relay: drain: %w", err)
 	}
 	left, err := d.left(ctx)
@@ -184,7 +189,7 @@ select exists (
          and not coalesce(pg_visible_in_snapshot(o.xid, c.s1), false) and ` + leftRow + ` and ` + noFork + ` order by o.pos limit 1)) r),
   coalesce((select array_agg(distinct c.topic) from @schema@.relay_fork c where not (` + unasked + `) and ` + forkLeft + `), '{}'),
   coalesce((select string_agg(f.topic || f.s1 || ' ' || f.last_pos, ',' order by f.topic, f.last_pos, f.s1::text) from @schema@.relay_fork f), ''),
-  (select count(*) from @schema@.relay_held)`
+  (select count(*) from @schema@.relay_held), pg_is_in_recovery()`
 
 const leftRow = `pg_visible_in_snapshot(o.xid, $1::text::pg_snapshot) and not coalesce(o.pos <= c.last_pos and pg_visible_in_snapshot(o.xid, c.s2), false)
   and not exists (select from @schema@.relay_held h where h.topic = o.topic and h.key = o.key and o.pos >= h.pos)`
@@ -199,7 +204,11 @@ const unasked = `c.partition is null and coalesce(c.reason, '') = '` + undescrib
 const noFork = `not exists (select from @schema@.relay_fork f where f.topic = o.topic and f.partition is null and o.shard = any (f.shards))`
 
 func (d *drainage) left(ctx context.Context) (l left, err error) {
-	err = patient{d.pool}.QueryRow(ctx, schema.Expand(leftSQL, d.cfg.Schema), d.upTo).Scan(&l.flows, &l.refused, &l.forks, &l.held)
+	var standby bool
+	err = patient{d.pool}.QueryRow(ctx, schema.Expand(leftSQL, d.cfg.Schema), d.upTo).Scan(&l.flows, &l.refused, &l.forks, &l.held, &standby)
+	if err == nil && standby {
+		err = errStandby // which may not have what is to be published
+	}
 	if err != nil {
 		return l, fmt.Errorf("relay: drain: look what is left: %w", err)
 	}

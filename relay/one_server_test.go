@@ -78,6 +78,14 @@ func TestASessionReadsFromTheServerThatItWritesToAndFromNoStandby(t *testing.T) 
 		t.Errorf("a republish: %v, %d records", err, len(copies.log("a")))
 	}
 
+	if _, err := Drain(bg, mixed(t, server, server, standby.Postgres), copies, quick()); !errors.Is(err, errStandby) {
+		t.Errorf("a drain: %v", err)
+	}
+	d := &drainage{pool: mixed(t, standby.Postgres), cfg: quick().withDefaults(), upTo: "3:3:"}
+	if _, err := d.left(bg); !errors.Is(err, errStandby) {
+		t.Errorf("a drain that looks what is left: %v", err)
+	}
+
 	if err := standby.Promote(bg); err != nil {
 		t.Fatal(err)
 	}
