@@ -82,6 +82,15 @@ var goMutants = []mutants.Mutant{
 	{Name: "shards given away in their order", Test: "TestHoweverInstancesComeAndGoEachServesAllPartitionsAlike", Edits: []mutants.Edit{
 		in("even.go", "if (s & half).len() <= (s &^ half).len() {", "if s&^half != 0 {"),
 	}},
+	{Name: "a partition's fork that is stored without the other one of its number", Test: "TestAPartitionsForkIsKeptWhenOneOfTheSameNumberIsStoredOrOver", Edits: []mutants.Edit{
+		in("checkpoint.go", "case slices.ContainsFunc(due, f.sameRow):", "case f.dirty && len(due) > 0:"),
+	}},
+	{Name: "a reader with a standby", Test: "TestASessionReadsFromTheServerThatItWritesToAndFromNoStandby", Edits: []mutants.Edit{
+		in("session.go", "if err = oneServer(ctx, conn, s.writer); err != nil {", "if false {"),
+	}},
+	{Name: "room that is asked for once for all", Test: "TestManyHeldStreamsThatAreRetriedAreReadAsThereIsRoom", Edits: []mutants.Edit{
+		in("resume.go", "|| !s.reads(h) || !s.room() {", "|| !s.reads(h) {"),
+	}},
 	{Name: "what was too large is forgotten with the session", Test: "TestAStreamHeldForItsSizeIsRetriedAfterARestartToo", Edits: []mutants.Edit{
 		in("load.go", ", limit: limitIn(h.Reason)}", "}"),
 	}},
