@@ -143,7 +143,8 @@ func (f *Fences) renewOnce(leases []*Lease) {
 // localSQL has a renewal wait for the disk alone, and for no standby: while that one is
 // restarted commits wait, and whoever holds a lease should still hold it when they go
 // on. What is lost with a primary is another history, in which no lease counts before
-// an operator has spoken.
+// an operator has spoken; where he confirms it, a lease may end there by a renewal
+// sooner than its holder believes, whose commits the fence refuses as always.
 const localSQL = `select set_config('synchronous_commit', 'local', true) where current_setting('synchronous_commit') <> 'off'`
 
 // silenceOfRenewal is for how long a renewal must have been waited for in vain before
