@@ -7,15 +7,10 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// query runs one statement in a READ COMMITTED transaction of its own, in one
-// round trip: whatever isolation the pool's connections begin with, the
-// functions need this one.
-func (f *Fences) query(ctx context.Context, read func(pgx.Rows) error, sql string, args ...any) error {
-	return f.queryBehind(ctx, 0, nil, read, sql, args...)
-}
-
-// queryBehind is query for a statement that needs settings of its own. limit, where
-// it isn't 0, is how long is waited for a connection, and then for the answer.
+// queryBehind runs one statement, behind settings of its own, in a READ COMMITTED
+// transaction in one round trip: whatever isolation the pool's connections begin with,
+// the functions need this one. limit, where it isn't 0, is how long is waited for a
+// connection, and then for the answer.
 func (f *Fences) queryBehind(ctx context.Context, limit time.Duration, settings []string, read func(pgx.Rows) error, sql string, args ...any) error {
 	_, err := f.asked(ctx, limit, settings, read, sql, args...)
 	return err
@@ -57,7 +52,7 @@ func (f *Fences) asked(ctx context.Context, limit time.Duration, settings []stri
 const patientSQL = `select set_config('statement_timeout', '0', true), set_config('lock_timeout', '0', true),
 	case when current_setting('transaction_timeout', true) is not null then set_config('transaction_timeout', '0', true) end`
 
-// wait is query for a function that gives one row, waits for others, and bounds that
+// wait is queryBehind for a function that gives one row, waits for others, and bounds that
 // itself.
 func (f *Fences) wait(ctx context.Context, limit time.Duration, read func(pgx.Row) error, sql string, args ...any) error {
 	return f.queryBehind(ctx, limit, []string{patientSQL}, oneRow(read), sql, args...)
