@@ -18,6 +18,7 @@ import (
 	"github.com/fenceline/fenceline/internal/schema"
 	"github.com/fenceline/fenceline/outbox"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -155,15 +156,12 @@ func (w *worker) turn(ctx context.Context, network string, n int, sum *worked) (
 		if i == n {
 			return false, nil
 		}
-		for {
-			_, err = w.commit(ctx, lease, r.ID, r.Line, nil)
-			if !errors.Is(err, fencing.ErrUnknownOutcome) || ctx.Err() != nil {
-				break
-			}
-			// The answer was lost: the same again, and the receipt answers.
-		}
+		// Where the answer is lost, the same again, and the receipt answers.
+		_, err = fencing.Retry(ctx, func(ctx context.Context) (fencing.Receipt, error) {
+			return w.commit(ctx, lease, r.ID, r.Line, nil)
+		})
 		switch {
-		case err == nil:
+		case err == nil, errors.Is(err, fencing.ErrNotReplicated): // committed; a primary that is lost now may take it with it
 			sum.Committed++
 		case errors.Is(err, fencing.ErrStale):
 			sum.Stale++
@@ -184,13 +182,19 @@ func (w *worker) turn(ctx context.Context, network string, n int, sum *worked) (
 	return true, nil
 }
 
-// passing is nil for what is worth another turn: whatever is not the caller's
-// stop or a mistake.
+// passing is nil for what is worth another turn: an outage, a failover, a session that
+// was ended. What no waiting mends ends the worker, with what it has to say: a stop of
+// its caller's, a mistake, a refusal that stands (another login's key, a closed one, a
+// database that was restored), a right that is missing.
 func (w *worker) passing(ctx context.Context, err error) error {
+	var refused *fencing.RefusedError
+	var answer *pgconn.PgError
 	switch {
 	case err == nil || ctx.Err() != nil:
 		return ctx.Err()
-	case errors.Is(err, fencing.ErrInvalid), errors.Is(err, fencing.ErrHistory), errors.Is(err, fencing.ErrConflict), errors.Is(err, fencing.ErrMisuse):
+	case errors.As(err, &refused), errors.Is(err, fencing.ErrInvalid), errors.Is(err, fencing.ErrMisuse):
+		return err
+	case errors.As(err, &answer) && slices.Contains([]string{"28", "3D", "42"}, answer.Code[:min(2, len(answer.Code))]): // login, database, rights and names
 		return err
 	}
 	select {
