@@ -229,6 +229,7 @@ func (p *partition) locate(ctx context.Context) error {
 		return err
 	}
 	p.over, p.again = s.overflow, rereading{moves: p.overflows.moving()}
+	p.overflows.note(part, s.overflow) // what the poller knows may be of before
 	if s.overflow != NoOffset {
 		p.again.to = s.next
 	}

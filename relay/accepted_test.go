@@ -105,6 +105,30 @@ func TestAPartitionsForkIsKeptWhenOneOfTheSameNumberIsStoredOrOver(t *testing.T)
 	store()
 }
 
+// Two of now, in shards that stand apart, and one of before that has both of theirs: to
+// store one of now stores the one of before, which takes the row of the other one away.
+func TestAllForksOfAPartitionAreKeptWhereOneIsStored(t *testing.T) {
+	t.Parallel()
+	pool, kafka := fresh(t, "a")
+	s := opened(t, pool, kafka, leased(t, pool, 5))
+	s.own = append(s.own, leased(t, pool, 6))
+	s.shards = s.shards.with(6)
+	five, six := shardSet(0).with(5), shardSet(0).with(6)
+	s.forks = append(s.forks, partitioned(five|six, 1, 3, start()), partitioned(five, 1, 4, start()), partitioned(six, 1, 4, start()))
+	for i := -1; i < len(s.forks); i++ {
+		if i >= 0 {
+			s.forks[i].dirty = true
+		}
+		if err := s.checkpoint(bg, false); err != nil {
+			t.Fatal(err)
+		}
+		got := query[[]string](t, pool, "select array_agg(partitions || ' ' || shards::text order by partitions, shards) from fenceline.relay_fork")
+		if want := []string{"3 {5,6}", "4 {5}", "4 {6}"}; !slices.Equal(got, want) {
+			t.Errorf("stored are %q, want %q", got, want)
+		}
+	}
+}
+
 // An event of both is the first one's, and the other passes it. Who loads them must
 // not have it the other way round.
 func TestOfTwoForksThatHaveAnEventTheOneThatStandsBehindPublishesIt(t *testing.T) {

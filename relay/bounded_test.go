@@ -95,6 +95,69 @@ func TestTheRestIsReadBetweenHeldStreamsThatAreRetried(t *testing.T) {
 	}
 }
 
+// Of large ones a few take all the room there is, again and again.
+func TestTheRestIsReadBetweenLargeHeldStreamsThatAreRetried(t *testing.T) {
+	t.Parallel()
+	pool, _ := fresh(t)
+	cfg := quick()
+	cfg.MaxBytesInFlight, cfg.PageBytes = 4<<20, 1<<20
+	payload := strings.Repeat("x", 100<<10)
+	s := still(t, pool, cfg, 1)
+	s.look = true
+	const streams = 16
+	for i := range streams {
+		p := newProducer(t, pool, fmt.Sprint("k", i))
+		p.publish("a", payload, payload, payload, payload, payload, payload, payload, payload)
+		s.held[streamKey{"a", p.key}] = &hold{HeldStream: HeldStream{Topic: "a", Key: p.key, Pos: 1, Epoch: p.epoch, Seq: 1}, recorded: true, wanted: true}
+	}
+	at, err := parseSnapshot(query[string](t, pool, "select pg_current_snapshot()::text"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.main.read, s.main.acked = cursor{s1: at}, cursor{s1: at}
+	newProducer(t, pool, "new").publish("a", "new")
+	l := s.topics["a"].lanes[0]
+	for s.main.read.s1.text == at.text {
+		if _, _, err := s.step(); err != nil {
+			t.Fatal(err)
+		}
+		resumed := 0
+		for _, h := range s.held {
+			if h.side != nil && h.side.joined {
+				resumed++
+			}
+		}
+		if resumed > streams/2 {
+			t.Fatalf("%d of %d held streams are resumed, and nothing else was read", resumed, streams)
+		}
+		s.mu.Lock() // a stream's worth is acknowledged
+		n := min(8, len(l.queue))
+		for i := range n {
+			s.settle(&l.queue[i])
+		}
+		l.queue = l.queue[n:]
+		s.mu.Unlock()
+	}
+}
+
+// Where it is not for lack of room that the main flow waits, nobody waits for it.
+func TestHeldStreamsAreReadWhileTheMainFlowWaitsForItsPartitions(t *testing.T) {
+	t.Parallel()
+	pool, _ := fresh(t)
+	s := still(t, pool, quick(), 1)
+	s.look, s.mainsTurn = true, true
+	s.main.ahead = maxAhead
+	s.held[streamKey{"a", "k"}] = &hold{HeldStream: HeldStream{Topic: "a", Key: "k", Pos: 1, Epoch: 1, Seq: 1}, recorded: true, wanted: true}
+	for range 2 {
+		if _, _, err := s.step(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if h := s.held[streamKey{"a", "k"}]; h.side == nil || !h.side.joined {
+		t.Error("the stream was not read")
+	}
+}
+
 // All of them lost their leader at once, and are due at once.
 func TestFewPartitionsThatAreSetAsideAreTriedAtOnce(t *testing.T) {
 	t.Parallel()

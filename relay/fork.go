@@ -91,12 +91,11 @@ func (f *fork) overlaps(o *fork) bool {
 	return f.rank() == 3 && o.rank() == 3 && f.topic == o.topic && f.flow.shards&o.flow.shards != 0 && f.partitions != o.partitions
 }
 
-// sameRow: to store one of the two takes the row of the other away, as the database
+// sameRow: to store one of the two can take the row of the other away, as the database
 // tells forks apart by topic, partition and shards. Two of one partition there are
-// where the topic had another number of partitions in between.
-func (f *fork) sameRow(o *fork) bool {
-	return f.topic == o.topic && f.partition == o.partition && f.flow.shards&o.flow.shards != 0
-}
+// where the topic had another number of partitions in between. Whatever shards they
+// have: a third one may share some with each, and is stored with the first.
+func (f *fork) sameRow(o *fork) bool { return f.topic == o.topic && f.partition == o.partition }
 
 // rewind goes back to what is acknowledged, also when it had joined: it stands
 // at or before everything of its rows that other flows have read since.

@@ -49,7 +49,10 @@ func (s *session) read() error {
 func (s *session) step() (rows int, more bool, err error) {
 	// Before the next snapshot is taken: what is read beside a hold belongs to the
 	// boundary at which the main flow stands now.
-	holds := s.resumable()
+	var holds []*hold
+	if !s.mainsTurn {
+		holds = s.resumable()
+	}
 	more = len(holds) == resumedAtOnce
 	for _, h := range holds {
 		n, again, err := s.readHeld(h)
@@ -59,6 +62,8 @@ func (s *session) step() (rows int, more bool, err error) {
 		rows += n
 		more = more || again
 	}
+	// Where these have taken the room, the next page that fits is the main flow's.
+	s.mainsTurn = s.mainsTurn || rows > 0
 	n, again, err := s.readMain()
 	if err != nil {
 		return rows, false, err
@@ -84,9 +89,13 @@ func (s *session) room() bool {
 func (s *session) readMain() (rows int, more bool, err error) {
 	s.mu.Lock()
 	c, f, b, far := s.main.read, s.rest(&s.main), s.bound, s.high-s.bound.low > pairAfter
-	ready := s.room() && s.main.ahead < maxAhead
+	waits := s.main.ahead >= maxAhead
+	ready := s.room() && !waits
 	s.starved = !ready
 	s.mu.Unlock()
+	if ready || waits { // it is not for lack of room that it waits
+		s.mainsTurn = false
+	}
 	if !ready {
 		return 0, false, nil // an acknowledgement wakes us
 	}

@@ -149,7 +149,7 @@ func (r *republisher) describe(ctx context.Context, topic string) (Topic, error)
 			return d, nil
 		case ctx.Err() != nil:
 			return d, ctx.Err()
-		case errors.As(err, &refused):
+		case errors.As(err, &refused), errors.Is(err, ErrFenced):
 			return d, fmt.Errorf("relay: republish: %w", err)
 		}
 		r.cfg.Logger.Warn("broker does not answer, trying again", "topic", topic, "error", err)

@@ -191,9 +191,11 @@ func (s *session) unresume(topic string) {
 		if h.Topic != topic || sd == nil || sd.joined && !sd.stopped && len(sd.flow.pages) == 0 {
 			continue // in the last case there is nothing left to take care of
 		}
-		at := sd.place()
+		// Where the side is through, what stands before the refused record is the main
+		// flow's, and so the fork's; and that the stream is held there may be stored.
+		at, through := sd.place(), sd.joined && len(sd.flow.pages) == 0
 		sd.flow.rewind()
-		if !sd.stopped || at.pos < h.Pos {
+		if !sd.stopped || at.pos < h.Pos && !through {
 			h.Pos, h.Epoch, h.Seq = at.pos, at.epoch, at.seq
 		}
 		h.side, s.look = nil, true // the request stands

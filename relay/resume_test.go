@@ -485,3 +485,18 @@ func TestARequestThatIsAnsweredIsNotTakenUpAgainForARefusalMeanwhile(t *testing.
 		t.Error("a newer request is forgotten")
 	}
 }
+
+// The stream has caught up and the main flow took its events over, of which one was
+// refused: it is held there, where it is being stored. What the main flow has before
+// it is not the stream's to wait for.
+func TestAStreamIsHeldWhereItIsStoredThoughItsTopicIsRefusedMeanwhile(t *testing.T) {
+	t.Parallel()
+	sd := &side{asked: 1, stopped: true, joined: true, next: place{7, 1, 7}, flow: flow{beside: true}}
+	h := &hold{HeldStream: HeldStream{Topic: "a", Key: "k", Pos: 9, Epoch: 1, Seq: 8}, recorded: true, asked: 1, wanted: true, side: sd}
+	s := &session{held: map[streamKey]*hold{{"a", "k"}: h}}
+	s.unresume("a")
+	s.applySettled(settled{h: h, sd: sd, Topic: "a", Key: "k", Became: becameHeld, Asked: 1, Pos: 9})
+	if h.Pos != 9 || h.Seq != 8 || h.wanted {
+		t.Errorf("held at pos %d, seq %d, wanted %t; want what is stored: 9, 8, and no request", h.Pos, h.Seq, h.wanted)
+	}
+}

@@ -73,6 +73,7 @@ type session struct {
 	topics    map[string]*topic
 	held      map[streamKey]*hold
 	look      bool // a held stream may have to be resumed
+	mainsTurn bool // before further pages of held streams; only the reading goroutine's
 	forks     []*fork
 	moved     bool      // groups of shards have become one: to be stored
 	high      int64     // the sequence's value at the newest snapshot
