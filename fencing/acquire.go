@@ -207,7 +207,7 @@ func (f *Fences) acquireOnce(ctx context.Context, key string, cfg LeaseConfig, a
 		return row.Scan(&won, &epoch, &token, &holder, &expires, &remaining, &reserved, &waited)
 	},
 		f.sql.acquire, key, cfg.Holder, cfg.TTL, cfg.Attempt, cfg.Wait, cfg.Own, again)
-	if !won && errors.Is(err, ErrNotReplicated) { // who waits was noted, and no more
+	if (!won || waited == nil) && errors.Is(err, ErrNotReplicated) { // who waits was noted, and no more; or the warning was another one: there is no standby
 		err = nil
 	}
 	if err != nil {

@@ -32,6 +32,7 @@ func (f *Fences) Advance(ctx context.Context, tx pgx.Tx, key string, token int64
 	ctx, cancel := context.WithTimeout(ctx, f.cfg.CommitTimeout+2*silence)
 	defer cancel()
 	p := Position{Key: key}
-	err := tx.QueryRow(ctx, f.sql.advance, key, want).Scan(&p.Epoch, &p.Token)
+	var waits *bool // an advance that had happened before waits for the standby as the first one has
+	err := tx.QueryRow(ctx, f.sql.advance, key, want).Scan(&p.Epoch, &p.Token, &waits)
 	return p, translate(err)
 }

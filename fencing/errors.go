@@ -44,7 +44,8 @@ var (
 	ErrUnknownOutcome = errors.New("unknown outcome: retry with the same token, step and content")
 	// ErrNotReplicated comes together with a receipt: the commit has happened on
 	// the primary, but the wait for its synchronous standby was cut short. It
-	// is lost if that primary is. Acquire and Rotate give no token with it.
+	// is lost if that primary is. Acquire gives no lease with it, and Rotate goes on
+	// asking.
 	ErrNotReplicated = errors.New("committed locally, but perhaps not replicated")
 	// ErrLeaseLost is the cause with which a lease's context ends when the
 	// trust in the lease is over, and what its Commit returns then.

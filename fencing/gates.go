@@ -112,12 +112,15 @@ func unsort[T any](order []int, sorted []T) []T {
 func (f *Fences) askAll(ctx context.Context, gates []Gate) ([]Receipt, error) {
 	receipts := make([]Receipt, len(gates))
 	var first *Gate
+	var alone error // one of them may be on the primary only
 	errNotYet := errors.New("passed")
 	for i, g := range gates {
 		r, err := f.commit(ctx, g.Position, g.Content, f.cfg.GateTimeout, nil, func(context.Context, Tx) error { return errNotYet })
 		switch {
 		case errors.Is(err, errNotYet):
 			first = &gates[i]
+		case errors.Is(err, ErrNotReplicated):
+			alone = err
 		case err != nil:
 			return nil, err
 		}
@@ -126,5 +129,5 @@ func (f *Fences) askAll(ctx context.Context, gates []Gate) ([]Receipt, error) {
 	if first != nil {
 		return nil, &wrappedError{fmt.Sprintf("fencing: %q has not committed step %q, but others of the gates have committed theirs: they were never one commit; use other steps", first.Position.Key, first.Content.Step), ErrMisuse, nil}
 	}
-	return receipts, nil
+	return receipts, alone
 }

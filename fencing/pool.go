@@ -49,8 +49,8 @@ func (f *Fences) taken(err error) error {
 // the others may lead to the same host, and each would have to be waited for. Those
 // that work are made anew.
 func (f *Fences) distrust() {
-	ctx, cancel := context.WithTimeout(context.Background(), silence) // for a hook of the pool's
-	defer cancel()
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel() // a hook of the pool's need not ask the server: what it refuses is closed as well
 	for _, conn := range f.pool.AcquireAllIdle(ctx) {
 		go func() {
 			ctx, cancel := context.WithTimeout(context.Background(), silence)

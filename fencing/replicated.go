@@ -25,10 +25,10 @@ func (f *Fences) replayedWith(ctx context.Context, g Gate) error {
 	return f.replicated(ctx, fmt.Sprintf("commit of %q step %q", g.Position.Key, g.Content.Step))
 }
 
-// replicated is asked before a replay is reported, of a commit or of a close. Its commit is visible as soon
-// as somebody has cut its wait for the synchronous standby short, and then it
-// may be on the primary alone: the answer "replayed" would say more than is
-// known. So the wait is made up for, and ends as that of a commit can end.
+// replicated is asked before a replay is reported, of a commit or of a close. Its
+// commit is visible as soon as somebody has cut its wait for the synchronous standby
+// short, and then it may be on the primary alone: the answer "replayed" would say more
+// than is known. So the wait is made up for, and ends as that of a commit can end.
 func (f *Fences) replicated(ctx context.Context, what string) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), f.cfg.CommitTimeout)
 	defer cancel()

@@ -1,10 +1,13 @@
 package fencing_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fenceline/fenceline/fencing"
@@ -96,16 +99,21 @@ func TestATokenThatIsOnThePrimaryAloneIsNobodys(t *testing.T) {
 	cfg.Attempt = [16]byte{1}
 	var lease *fencing.Lease
 	done := make(chan error, 1)
-	go func() {
+	ask := func() {
 		var err error
 		lease, err = k.Acquire(ctx, "k", cfg)
 		done <- err
-	}()
+	}
+	go ask()
 	for {
 		select {
 		case err := <-done:
 			if lease != nil {
 				t.Fatalf("a lease at %v, with %v", lease.Position(), err)
+			}
+			if pg := (*pgconn.PgError)(nil); errors.As(err, &pg) && pg.Code == "57014" { // a cancel that came late, to the next statement
+				go ask()
+				continue
 			}
 			w.is(err, fencing.ErrNotReplicated)
 			w.standbys("")
@@ -116,5 +124,56 @@ func TestATokenThatIsOnThePrimaryAloneIsNobodys(t *testing.T) {
 		case <-time.After(5 * time.Millisecond):
 			w.exec("select pg_cancel_backend(pid) from pg_stat_activity where datname = current_database() and wait_event = 'SyncRep'")
 		}
+	}
+}
+
+// Of several gates, too, and with all receipts.
+func TestAReplayThroughSeveralGatesThatIsNotReplicatedSaysSo(t *testing.T) {
+	t.Parallel()
+	w := newServerWorld(t)
+	k := w.workerAt("k", w.producer, 2, func(c *pgxpool.Config) { fencing.WatchNotices(c.ConnConfig) })
+	gates := []fencing.Gate{
+		{Position: k.acquire("b").Position(), Content: content("s", "x")},
+		{Position: k.acquire("a").Position(), Content: content("s", "y")},
+	}
+	commit := func() ([]fencing.Receipt, error) {
+		return k.CommitAll(ctx, gates, func(context.Context, []fencing.Tx) error { return nil })
+	}
+	_, err := commit()
+	w.ok(err)
+	w.standbys("nobody")
+	defer w.standbys("")
+	done := make(chan struct{})
+	var receipts []fencing.Receipt
+	go func() {
+		defer close(done)
+		receipts, err = commit()
+	}()
+	for waits := true; waits; {
+		select {
+		case <-done:
+			waits = false
+		case <-time.After(5 * time.Millisecond):
+			w.exec("select pg_cancel_backend(pid) from pg_stat_activity where datname = current_database() and wait_event = 'SyncRep'")
+		}
+	}
+	w.is(err, fencing.ErrNotReplicated)
+	if len(receipts) != 2 || !receipts[0].Replayed || !receipts[1].Replayed {
+		t.Errorf("receipts: %+v", receipts)
+	}
+}
+
+// A warning of the server's that has the same code says nothing of standbys where there
+// is none to wait for (auto_explain's, an audit's).
+func TestAWarningOfSomethingElseKeepsNobodyFromALease(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for _, function := range []string{"_acquire", "rotate"} { // there is no such backend, which PostgreSQL says in a warning
+		w.mutate(function, "begin\n", "begin\n  perform pg_cancel_backend(2147483647);\n")
+	}
+	k := w.workerAt("k", w.producer, 2, func(c *pgxpool.Config) { fencing.WatchNotices(c.ConnConfig) })
+	lease := k.acquire("k")
+	if pos, err := lease.Rotate(ctx); err != nil || pos.Token != 2 {
+		t.Errorf("rotated to %v: %v", pos, err)
 	}
 }

@@ -124,7 +124,7 @@ func (l *Lease) askRotation(old Position) (Position, error) {
 		var waited *bool
 		err := l.f.issue(ctx, 0, func(row pgx.Row) error { return row.Scan(&fresh.Epoch, &fresh.Token, &waited) }, l.f.sql.rotate, old.Key, old.Epoch, old.Token, id, l.cfg.Wait)
 		cancel()
-		if err == nil {
+		if err == nil || waited == nil && errors.Is(err, ErrNotReplicated) { // in the last case the warning was another one: there is no standby
 			return fresh, nil
 		}
 		if t := translate(err); t != err {

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/fenceline/fenceline/fencing"
@@ -163,7 +164,16 @@ func TestOfAServerThatHasVanishedARenewalTriesOneConnectionAndThenANewOne(t *tes
 	t.Parallel()
 	w := newWorld(t)
 	var hole blackhole
-	k := w.workerAt("k", w.producer, 4, hole.between)
+	var asks atomic.Int64
+	k := w.workerAt("k", w.producer, 4, func(cfg *pgxpool.Config) {
+		hole.between(cfg)
+		cfg.PrepareConn = func(ctx context.Context, _ *pgx.Conn) (bool, error) { // it could ask the server, if it had time to
+			if ctx.Err() == nil {
+				asks.Add(1)
+			}
+			return true, nil
+		}
+	})
 	lease := k.acquireWith("k", fencing.LeaseConfig{TTL: 10 * time.Minute})
 	var idle []*pgxpool.Conn
 	for range 4 {
@@ -176,8 +186,12 @@ func TestOfAServerThatHasVanishedARenewalTriesOneConnectionAndThenANewOne(t *tes
 	}
 	hole.open()
 	before := fencing.Trusted(lease)
+	asks.Store(0)
 	within(t, func() error {
 		fencing.RenewNow(k.Fences, lease) // in vain
+		if n := asks.Load(); n != 1 {
+			return fmt.Errorf("a hook could ask on %d connections, one after the other", n)
+		}
 		if fencing.Trusted(lease).After(before) {
 			return errors.New("somebody has answered")
 		}

@@ -33,7 +33,7 @@ func newStatements(name string, system bool) statements {
 		// Fails when the transaction is not the one that passed the gate: with an
 		// error, since a result would be read after COMMIT.
 		stillPassed: x("select 1 / @schema@.in_gate($1)::int"),
-		advance:     x("select epoch, token from @schema@.advance($1, $2)"),
+		advance:     x("select epoch, token, " + waitedSQL + " from @schema@.advance($1, $2)"),
 		handOver:    x("select @schema@.hand_over($1, $2, $3, $4, $5)"),
 		rotate:      x("select epoch, token, " + waitedSQL + " from @schema@.rotate($1, $2, $3, $4, $5)"),
 		follow:      x("select @schema@.history_follow()"),

@@ -168,7 +168,7 @@ func oneServer(ctx context.Context, reader, writer *pgx.Conn) error {
 // errStandby: who looks at a standby may see what was, and takes it for what is.
 var errStandby = errors.New("a session of the pool is with a standby: " + oneServerRemedy)
 
-const oneServerRemedy = "connect to the primary alone; where the connection string names several hosts, with target_session_attrs=read-write"
+const oneServerRemedy = "connect to the primary alone; where the connection string names several hosts, with target_session_attrs=primary"
 
 // stays is one try: conn is still with backend before while other has a transaction.
 func stays(ctx context.Context, conn, other *pgx.Conn, before uint32) error {

@@ -210,10 +210,9 @@ func (l *lane) produce(b *Batch) error {
 		if err == nil || s.hard.Err() != nil || errors.As(err, &refused) || errors.As(err, &topic) || errors.Is(err, ErrFenced) {
 			return err
 		}
-		if gone := l.void(); gone {
+		if !l.fails(began, err) {
 			return errVoid // nobody waits for it any more
 		}
-		s.outages.failed(l, l.topic.name, began, err)
 		if s.cfg.Hooks.Retried != nil {
 			s.cfg.Hooks.Retried(b.Topic, b.Partition, attempts, err)
 		}
@@ -236,6 +235,19 @@ func (l *lane) produce(b *Batch) error {
 			return errVoid
 		}
 	}
+}
+
+// fails takes note of an attempt that had no answer, unless the batch isn't the lane's
+// any more. It is one step: between the two the lane could be emptied, which ends its
+// outage, and another one would begin that nobody is in.
+func (l *lane) fails(began time.Time, err error) bool {
+	l.s.mu.Lock()
+	defer l.s.mu.Unlock()
+	if l.now == nil {
+		return false
+	}
+	l.s.outages.failed(l, l.topic.name, began, err)
+	return true
 }
 
 func (l *lane) void() bool {

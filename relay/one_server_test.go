@@ -62,7 +62,7 @@ func TestASessionReadsFromTheServerThatItWritesToAndFromNoStandby(t *testing.T) 
 		case err == nil:
 			s.close()
 			t.Errorf("a session of %d servers, want %q", len(servers), want)
-		case want == "" || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "target_session_attrs=read-write") || fatal(err):
+		case want == "" || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "target_session_attrs=primary") || fatal(err):
 			t.Errorf("the answer is %v, want one that passes, with %q", err, want)
 		}
 	}

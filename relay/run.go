@@ -32,7 +32,9 @@ import (
 // Run needs three connections of its own, taken out of the pool for good,
 // besides a few now and then for the leases. A login needs the role
 // fenceline_relay. Both pool and publisher stay the caller's; after [ErrFenced]
-// the publisher must be closed and a new one made.
+// the publisher must be closed and a new one made. Where the server waits for a
+// synchronous standby, [fencing.WatchNotices] on the pool's configuration keeps a
+// shard from being held under a token that the standby has not.
 func Run(ctx context.Context, pool *pgxpool.Pool, publisher Publisher, cfg Config) error {
 	if err := cfg.Validate(); err != nil {
 		return err

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/fenceline/fenceline/fencing"
 	"github.com/fenceline/fenceline/internal/schema"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -45,6 +46,9 @@ func (p *Postgres) Open(ctx context.Context, name string) (*pgxpool.Pool, error)
 	if cfg.ConnConfig.ConnectTimeout == 0 {
 		cfg.ConnConfig.ConnectTimeout = 10 * time.Second
 	}
+	// What is committed, and a token that is given, may otherwise be on this server alone
+	// without a word, where it waits for a synchronous standby.
+	fencing.WatchNotices(cfg.ConnConfig)
 	pool, err := pgxpool.NewWithConfig(ctx, cfg)
 	if err == nil {
 		err = pool.Ping(ctx)

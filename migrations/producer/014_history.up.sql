@@ -12,7 +12,7 @@ language plpgsql volatile set search_path = pg_catalog, pg_temp as $$
 declare n bigint; b jsonb;
 begin
   if p_above >= 4611686018427387904 then
-    raise exception 'epochs are below 2^62, and would have to be above %', p_above using errcode = 'FL011', hint = 'No event of a larger one could be published, and they never fall.';
+    raise exception 'epochs go to 2^62, and would have to be above %', p_above using errcode = 'FL011', hint = 'No event of a larger one could be published, and they never fall.';
   end if;
   -- A history that a crash takes back would be given out twice.
   perform set_config('synchronous_commit', 'on', true) where current_setting('synchronous_commit') in ('off', 'local');
