@@ -148,9 +148,9 @@ func TestHeldStreamsAreReadWhileTheMainFlowWaitsForItsPartitions(t *testing.T) {
 	s.look, s.mainsTurn = true, true
 	s.main.ahead = maxAhead
 	s.held[streamKey{"a", "k"}] = &hold{HeldStream: HeldStream{Topic: "a", Key: "k", Pos: 1, Epoch: 1, Seq: 1}, recorded: true, wanted: true}
-	for range 2 {
-		if _, _, err := s.step(); err != nil {
-			t.Fatal(err)
+	for i := range 2 {
+		if _, more, err := s.step(); err != nil || !more && i == 0 {
+			t.Fatalf("more: %t, %v; want the stream to be read at once", more, err)
 		}
 	}
 	if h := s.held[streamKey{"a", "k"}]; h.side == nil || !h.side.joined {

@@ -50,7 +50,8 @@ func (s *session) step() (rows int, more bool, err error) {
 	// Before the next snapshot is taken: what is read beside a hold belongs to the
 	// boundary at which the main flow stands now.
 	var holds []*hold
-	if !s.mainsTurn {
+	left := s.mainsTurn
+	if !left {
 		holds = s.resumable()
 	}
 	more = len(holds) == resumedAtOnce
@@ -69,7 +70,7 @@ func (s *session) step() (rows int, more bool, err error) {
 		return rows, false, err
 	}
 	rows += n
-	more = more || again
+	more = more || again || left && !s.mainsTurn // it had its turn, and they have theirs
 	for _, f := range s.runnable() {
 		n, again, err := s.readFork(f)
 		if err != nil {
