@@ -64,6 +64,10 @@ func WaitForTurn(f *Fences, key string, n int) {
 	waitInLine(q, n)
 }
 
+// LendFor has commits follow each other on a connection for so long. It comes before
+// the first of them.
+func LendFor(f *Fences, d time.Duration) { f.lent = d }
+
 // WaitUnderWay waits until n commits of a key's line are at the server.
 func WaitUnderWay(f *Fences, key string, n int) {
 	f.turns.mu.Lock()
@@ -84,6 +88,7 @@ func WaitUnderWay(f *Fences, key string, n int) {
 const (
 	PreparedMost = preparedMost
 	PipeMost     = pipeMost
+	PipeTime     = pipeTime
 )
 
 // Turns is how many keys somebody commits under.

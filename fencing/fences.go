@@ -116,8 +116,9 @@ type Fences struct {
 	pool  *pgxpool.Pool
 	cfg   Config
 	sql   statements
-	turns turns // of commits of the batch shape
-	piped bool  // transactions may follow each other on a connection
+	turns turns         // of commits of the batch shape
+	piped bool          // transactions may follow each other on a connection
+	lent  time.Duration // how long they may; another one than pipeTime only in tests
 
 	group, groupCalls *line // of all keys, by shape; nil without Config.GroupCommit
 
@@ -152,7 +153,7 @@ func New(ctx context.Context, pool *pgxpool.Pool, cfg Config) (*Fences, error) {
 		return nil, pooled(fmt.Errorf("fencing: %w", err))
 	}
 	f := &Fences{
-		pool: pool, piped: pipes(pool), cfg: cfg, sql: newStatements(cfg.Schema, cfg.System),
+		pool: pool, piped: pipes(pool), lent: pipeTime, cfg: cfg, sql: newStatements(cfg.Schema, cfg.System),
 		contests: map[string]*contest{}, leases: map[*Lease]struct{}{}, wake: make(chan struct{}, 1),
 	}
 	if err := checkDatabase(ctx, pool, cfg); err != nil {

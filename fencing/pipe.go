@@ -91,7 +91,7 @@ func (p *pipe) busy() bool { return len(p.flying) > 0 }
 
 // full says that nothing more is to be sent before an answer is here.
 func (p *pipe) full() bool {
-	return len(p.flying) >= ahead || p.sent >= pipeMost || p.sent > 0 && time.Since(p.began) > pipeTime || p.broken
+	return len(p.flying) >= ahead || p.sent >= pipeMost || p.sent > 0 && time.Since(p.began) > p.f.lent || p.broken
 }
 
 // send sends a transaction behind what is under way. If it does not, nothing of

@@ -182,6 +182,7 @@ func TestALongLineOfSlowCommitsLosesNoLease(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	a := w.worker("a")
+	fencing.LendFor(a.Fences, fencing.PipeTime)
 	lease := a.acquireWith("other", fencing.LeaseConfig{TTL: 6 * time.Second})
 	hot := a.acquire("hot").Position()
 	stop := make(chan struct{})

@@ -198,14 +198,14 @@ func TestALostConnectionLeavesTheOutcomeOfAllThatWasSentUnknown(t *testing.T) {
 func TestWhatIsNotAnsweredInTimeIsUnknown(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	a := w.workerOn(w.poolAt(w.producer, 1), fencing.Config{Holder: "a", CommitTimeout: 2 * time.Second})
+	a := w.workerOn(w.poolAt(w.producer, 1), fencing.Config{Holder: "a", CommitTimeout: 12 * time.Second, GateTimeout: time.Minute})
 	pos := a.acquire("k").Position()
 	c := newConvoy(a, pos, writeBatch, writeBatch)
 	for _, got := range c.got {
 		r := <-got
 		w.is(r.err, fencing.ErrUnknownOutcome)
 		w.is(r.err, context.DeadlineExceeded)
-		if !strings.Contains(r.err.Error(), "no answer within 2s") {
+		if !strings.Contains(r.err.Error(), "no answer within 12s") {
 			t.Errorf("it does not say why: %v", r.err)
 		}
 	}
@@ -220,7 +220,7 @@ func TestWhatIsNotAnsweredInTimeIsUnknown(t *testing.T) {
 
 func TestWhatComesBehindAnotherOneHasItsTimeFromThenOn(t *testing.T) {
 	t.Parallel()
-	c, second := twoThatWait(newWorld(t), 6*time.Second)
+	c, second := twoThatWait(newWorld(t), 12*time.Second)
 	c.free()
 	c.w.ok((<-c.got[0]).err)
 	c.w.is((<-c.got[1]).err, context.DeadlineExceeded)
