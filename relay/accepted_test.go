@@ -3,7 +3,6 @@ package relay
 import (
 	"fmt"
 	"slices"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -18,10 +17,7 @@ import (
 func TestATopicThatIsUsableAgainIsNotRefusedForAPartitionThatWaits(t *testing.T) {
 	t.Parallel()
 	pool, kafka := fresh(t, "a")
-	var dead atomic.Bool
-	var asked atomic.Int64
-	dead.Store(true)
-	kafka.answer(headless(&dead, "a", 1, &asked))
+	dead, _ := headless(kafka, "a", 1)
 	cfg := steady()
 	cfg.PartitionGrace, cfg.BatchRecords = 20*time.Millisecond, 1 // a try doesn't come to the end of what waits
 	one, other := newProducer(t, pool, keysOf(1, 1)[0]), newProducer(t, pool, keysOf(2, 1)[0])
@@ -177,10 +173,7 @@ func TestOfTwoForksThatHaveAnEventTheOneThatStandsBehindPublishesIt(t *testing.T
 func TestWhatWaitsForAPartitionIsPublishedWhateverPartitionsTheTopicHasThen(t *testing.T) {
 	t.Parallel()
 	pool, kafka := fresh(t, "a")
-	var dead atomic.Bool
-	var asked atomic.Int64
-	dead.Store(true)
-	kafka.answer(headless(&dead, "a", 1, &asked))
+	dead, asked := headless(kafka, "a", 1)
 	var waits, later string // in partition 1 of both, and in that of four alone
 	for i := 0; waits == "" || later == ""; i++ {
 		k := fmt.Sprint("key ", i)

@@ -11,16 +11,19 @@ import (
 	"github.com/fenceline/fenceline/outbox"
 )
 
-// headless answers for one partition that has no leader, as long as dead says
-// so, and in any case counts what is asked of it.
-func headless(dead *atomic.Bool, topic string, partition int, asked *atomic.Int64) func(context.Context, *Batch) error {
-	return func(_ context.Context, b *Batch) error {
+// headless takes a partition's leader away, as long as dead says so, and counts how
+// often it is asked meanwhile.
+func headless(kafka *memory, topic string, partition int) (dead *atomic.Bool, asked *atomic.Int64) {
+	dead, asked = new(atomic.Bool), new(atomic.Int64)
+	dead.Store(true)
+	kafka.answer(func(_ context.Context, b *Batch) error {
 		if b.Topic == topic && b.Partition == partition && dead.Load() {
 			asked.Add(1)
 			return errAway
 		}
 		return nil
-	}
+	})
+	return dead, asked
 }
 
 // keysOf gives n keys of one of three partitions.
@@ -38,10 +41,7 @@ func keysOf(partition, n int) (keys []string) {
 func TestAPartitionWithoutALeaderHoldsNothingElseUp(t *testing.T) {
 	t.Parallel()
 	pool, kafka := fresh(t, "a")
-	var dead atomic.Bool
-	var asked atomic.Int64
-	dead.Store(true)
-	kafka.answer(headless(&dead, "a", 1, &asked))
+	dead, asked := headless(kafka, "a", 1)
 	payload := string(make([]byte, 200<<10))
 	total := 0
 	for _, key := range keysOf(1, 3) {
@@ -102,10 +102,8 @@ func TestAPartitionWithoutALeaderHoldsNothingElseUp(t *testing.T) {
 func TestAPartitionThatIsSetAsideIsOneOutageUntilItIsBack(t *testing.T) {
 	t.Parallel()
 	pool, kafka := fresh(t, "a")
-	var dead atomic.Bool
-	var asked, began, ended, shards atomic.Int64
-	dead.Store(true)
-	kafka.answer(headless(&dead, "a", 1, &asked))
+	var began, ended, shards atomic.Int64
+	dead, asked := headless(kafka, "a", 1)
 	var log lines
 	cfg := quick()
 	cfg.PartitionGrace, cfg.LeaseTTL = 20*time.Millisecond, time.Minute // who is slow keeps its session
@@ -143,10 +141,8 @@ func TestAPartitionThatIsSetAsideIsOneOutageUntilItIsBack(t *testing.T) {
 func TestARefusalEndsTheOutageOfAPartitionThatWasSetAside(t *testing.T) {
 	t.Parallel()
 	pool, kafka := fresh(t, "a")
-	var dead atomic.Bool
-	var asked, began, ended, shards atomic.Int64
-	dead.Store(true)
-	kafka.answer(headless(&dead, "a", 1, &asked))
+	var began, ended, shards atomic.Int64
+	headless(kafka, "a", 1)
 	cfg := quick()
 	cfg.PartitionGrace, cfg.LeaseTTL = 20*time.Millisecond, time.Minute
 	cfg.Hooks.OutageBegan = func(error) { began.Add(1) }
@@ -204,9 +200,9 @@ func TestAnOutageOfTheBrokerSetsNoPartitionAside(t *testing.T) {
 func TestNothingFallsBetweenAPartitionsForkAndTheMainFlow(t *testing.T) {
 	t.Parallel()
 	pool, kafka := fresh(t, "a")
-	var dead atomic.Bool
-	var asked, joins, crashes, calls atomic.Int64
-	kafka.answer(headless(&dead, "a", 1, &asked))
+	var joins, crashes, calls atomic.Int64
+	dead, asked := headless(kafka, "a", 1)
+	dead.Store(false)
 	cfg := quick()
 	cfg.PageSize, cfg.PartitionGrace = 30, time.Millisecond
 	cfg.Hooks.Joined = func(string) { joins.Add(1) }
