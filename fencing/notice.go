@@ -11,8 +11,8 @@ const noticeKey = "fenceline.not_replicated"
 // WatchNotices lets the commits of connections with this configuration notice
 // the server's warning 01000, "committed locally, but might not have been
 // replicated", and answer ErrNotReplicated. Without it such a commit looks like
-// any other, and so does a token. Call it on a pool's ConnConfig before the pool is made; a handler
-// that is there already is still called. It matters where
+// any other, and so does a token. Call it on a pool's ConnConfig before the pool is
+// made; a handler that is there already is still called. It matters where
 // synchronous_standby_names is set.
 func WatchNotices(cfg *pgx.ConnConfig) {
 	next := cfg.OnNotice
